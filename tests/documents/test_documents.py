@@ -185,21 +185,9 @@ _SLOW_PAGES = {
     *(
         f"docs/{name}.md"
         for name in [
-            "distillation",
-            "getting-started",
-            "index",
-            "inference",
-            "installing",
-            "language-models",
-            "memory-account",
-            "memory",
-            "parallel",
-            "python",
-            "results/memory",
-            "results/scan",
-            "results/speed",
-            "serving",
-            "speed",
+            *("distillation", "getting-started", "index", "inference", "installing"),
+            *("language-models", "memory-account", "memory", "parallel", "python"),
+            *("results/memory", "results/scan", "results/speed", "serving", "speed"),
         ]
     ),
 }

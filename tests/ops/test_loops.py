@@ -133,17 +133,8 @@ class NoSteps:
 
 
 VIEWS = {
-    "alias",
-    "view",
-    "slice",
-    "select",
-    "t",
-    "transpose",
-    "unsqueeze",
-    "squeeze",
-    "unbind",
-    "expand",
-    "detach",
+    *("alias", "view", "slice", "select", "t", "transpose"),
+    *("unsqueeze", "squeeze", "unbind", "expand", "detach"),
 }
 
 

@@ -106,6 +106,17 @@ def dense_tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
 
 
+def test_clipping_of_gradients_that_were_dropped_is_dropped() -> None:
+    parameter = nn.Parameter(torch.ones(5))
+    optimizer = make([parameter])
+    parameter.grad = torch.full((5,), 100.0)
+    optimizer.clip("norm", 0.1)
+    optimizer.zero_grad()
+    parameter.grad = torch.ones(5)
+    optimizer.step()
+    assert parameter.tolist() == [0.5] * 5
+
+
 def test_nothing_large_is_made_for_a_sparse_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
     matrix = nn.Parameter(torch.ones(1000, 8))

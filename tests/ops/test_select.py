@@ -270,12 +270,7 @@ def test_a_simulated_gpu_has_no_more_than_the_real_one() -> None:
 
 
 SERVED = (
-    "lstm",
-    "attentional_lstm",
-    "linear_cross_entropy",
-    "additive_attention",
-    "linear_recurrence",
-    "gru",
+    *("lstm", "attentional_lstm", "linear_cross_entropy", "additive_attention", "linear_recurrence", "gru"),
 )
 
 

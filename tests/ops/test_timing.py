@@ -214,6 +214,9 @@ def test_under_a_byte_limit() -> None:
 def test_a_rule_that_keeps_too_much_is_not_preferred() -> None:
     records = {"reference": record(2.0, 100), "recompute": record(3.0, 10)}
     assert decide(records, "reference", 99) == "recompute"
+    assert decide({**records, "compiled": record(1.0, 10)}, "reference", 9) == "compiled", (
+        "of two as lean ones"
+    )
 
 
 def test_what_is_added_is_found_on_the_same_machine_alone(tmp_path: Path) -> None:
@@ -225,6 +228,8 @@ def test_what_is_added_is_found_on_the_same_machine_alone(tmp_path: Path) -> Non
     assert Store(store.path).load("here") == {"lstm B=1": RECORDS, "lstm B=2": {"reference": record(5.0)}}
     assert store.load("there") == {"lstm B=1": {"reference": record(9.0)}}
     assert store.load("elsewhere") == {}
+    store.add("here", {"gru B=1": RECORDS}, replacing="lstm B=1")
+    assert store.load("here").keys() == {"lstm B=2", "gru B=1"}
 
 
 def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,21 +244,6 @@ def test_a_changed_recipe_is_refused_by_default(folder: Path, capsys: pytest.Cap
     assert train(folder, *SMALL, "model.encoder.size=16", "--overwrite-output") == 0
 
 
-def test_a_dry_run_describes_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(folder, "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert re.match(r"\S+: would start a new run in \S+, on cpu\ntrains on 2,500 pairs of ", said)
-    assert "nothing is trained now" in said
-    assert "InputFeedingDecoder" in said
-    assert "vocabulary: 12 source, 12 target" in said
-    assert "2,500 pairs in " in said
-    layers = dict(re.findall(r"│ (\w+) +│ +([\d,]+) │\n", said))
-    total = re.search(r"parameters: ([\d,]+)", said)
-    assert total is not None
-    assert sum(int(count.replace(",", "")) for count in layers.values()) == int(total[1].replace(",", ""))
-    assert ModelFolder(folder / "run").commits() == []
-
-
 def test_loss_that_is_not_finite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*SMALL, "training.optimizer.name=sgd", "training.gradient_clipping.type=none", "data.test=null")
     assert train(folder, *words, "training.optimizer.learning_rate=1.0e-3") == 0

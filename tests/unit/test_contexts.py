@@ -55,43 +55,29 @@ def running_timers() -> int:
     return sum(not timer.finished.is_set() for timer in timers)
 
 
-@pytest.mark.parametrize(
-    ("make", "state"),
-    [
-        (lambda: drawing_from(None, 3), lambda: type(draw_seed())),
-        (lambda: evaluation_mode([MODULE]), lambda: (MODULE.training, torch.backends.cudnn.allow_tf32)),
-        (lambda: reproducible(CPU, torch.get_num_threads() + 1), is_deterministic),
-        (
-            lambda: Precision(allow_tf32=True).products(torch.device("cuda")),
-            lambda: torch.backends.cuda.matmul.allow_tf32,
-        ),
-        (_without_launches, launches),
-        (TRACKER.recording, lambda: TRACKER._recording),
-        (lambda: _limited(600.0, sys.exit), running_timers),
-        (lambda: in_float32(HALF.parameters()), lambda: HALF.weight.dtype),
-        (AVERAGE.in_place, lambda: MODULE.weight.tolist()),
-        (lambda: memory.track(nn.Linear(1, 1)), hooks),
-        (as_on_gpu, lambda: _foreach_utils._get_foreach_kernels_supported_devices()),
-        (lambda: scopes.watching(print), lambda: [*scopes._watchers]),
-        (_quiet, lambda: os.environ.get("KINETO_LOG_LEVEL")),
-    ],
-    ids=[
-        "drawing",
-        "evaluation",
-        "reproducible",
-        "TF32",
-        "launches",
-        "tracker",
-        "limit",
-        "float32",
-        "average",
-        "account",
-        "as_on_a_GPU",
-        "watching",
-        "quiet",
-    ],
-)
-def test_an_error_in_a_context_puts_back_what_was_there(
-    make: Callable[[], AbstractContextManager[object]], state: Callable[[], object]
-) -> None:
-    check_put_back(make, state, nested=False)
+CONTEXTS: dict[str, tuple[Callable[[], AbstractContextManager[object]], Callable[[], object]]] = {
+    "drawing": (lambda: drawing_from(None, 3), lambda: type(draw_seed())),
+    "evaluation": (
+        lambda: evaluation_mode([MODULE]),
+        lambda: (MODULE.training, torch.backends.cudnn.allow_tf32),
+    ),
+    "reproducible": (lambda: reproducible(CPU, torch.get_num_threads() + 1), is_deterministic),
+    "TF32": (
+        lambda: Precision(allow_tf32=True).products(torch.device("cuda")),
+        lambda: torch.backends.cuda.matmul.allow_tf32,
+    ),
+    "launches": (_without_launches, launches),
+    "tracker": (TRACKER.recording, lambda: TRACKER._recording),
+    "limit": (lambda: _limited(600.0, sys.exit), running_timers),
+    "float32": (lambda: in_float32(HALF.parameters()), lambda: HALF.weight.dtype),
+    "average": (AVERAGE.in_place, lambda: MODULE.weight.tolist()),
+    "account": (lambda: memory.track(nn.Linear(1, 1)), hooks),
+    "as_on_a_GPU": (as_on_gpu, lambda: _foreach_utils._get_foreach_kernels_supported_devices()),
+    "watching": (lambda: scopes.watching(print), lambda: [*scopes._watchers]),
+    "quiet": (_quiet, lambda: os.environ.get("KINETO_LOG_LEVEL")),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_an_error_in_a_context_puts_back_what_was_there(name: str) -> None:
+    check_put_back(*CONTEXTS[name], nested=False)

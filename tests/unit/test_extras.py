@@ -44,13 +44,8 @@ def test_modules_and_folders_of_missing_extras_are_skipped(tmp_path: Path) -> No
 
 def test_every_extra_is_known() -> None:
     needed = {
-        "starlette",
-        "uvicorn",
-        "prometheus_client",
-        "pyarrow",
-        "huggingface_hub",
-        "triton",
-        "playwright",
+        *("starlette", "uvicorn", "prometheus_client", "pyarrow"),
+        *("huggingface_hub", "triton", "playwright"),
     }
     assert needed <= optional_packages()
     assert not optional_packages() & {"econmt", "torch", "numpy"}

@@ -346,17 +346,8 @@ def test_what_is_installed_is_copied() -> None:
     assert wanted is not None
     assert set(wanted[1].split(",")) <= set(extras["optional-dependencies"])
     needed = {
-        "pyproject.toml",
-        "setup.py",
-        "README.md",
-        "LICENSE",
-        "econmt",
-        "econmt_distill",
-        "econmt_serve",
-        "memory",
-        "ops",
-        "runtime",
-        "recipes",
+        *("pyproject.toml", "setup.py", "README.md", "LICENSE", "econmt", "econmt_distill"),
+        *("econmt_serve", "memory", "ops", "runtime", "recipes"),
     }
     assert all((ROOT / name).exists() for name in needed)
     assert not needed & ignored()

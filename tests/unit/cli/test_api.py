@@ -215,6 +215,13 @@ def test_the_examples_of_the_documentation_run(
     assert names["outcome"].training.update == 2
 
 
+def test_training_passes_on_how_it_begins(word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = dict.fromkeys(("overwrite_output", "resume_with_changes", "verify"), True)
+    monkeypatch.setattr("econmt.api.interface.run_recipe", lambda *_, **named: named)
+    passed: Any = econmt.train(word_model / "recipe.yaml", **how)
+    assert how.items() <= passed.items()
+
+
 def test_training_is_the_command_lines(
     call: Call, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,20 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     assert [part["log_probability"] for part in parts] == pytest.approx(list(map(float, lines)), abs=1e-5)
     nats = -math.fsum(map(float, lines)) / sum(part["words"] for part in parts)
     assert math.exp(nats) == pytest.approx(float(total.out), rel=1e-4)
+    words = sum(part["words"] for part in parts)
+    sums = {"logprob": -nats * words, "neglogprob": nats * words}
+    figures = {
+        "lines": 8,
+        "words": words,
+        "tokens": words,
+        "nats": nats * words,
+        "perplexity": math.exp(nats),
+    }
+    for kind, wanted in (*sums.items(), ("json", figures)):
+        found = json.loads(call(f"score --total --score-type {kind} -m", model, text=text).out)
+        assert found == pytest.approx(wanted, rel=1e-4)
+    first = min(trained.folder.numbered_parameters())
+    assert call("score -m", model, "--checkpoint", first, text=text).lines != lines
 
     options = ("-m", model, "--prompt", "a b", "--length", "30", "--seed", "4")
     written = call("generate", *options).succeeded()

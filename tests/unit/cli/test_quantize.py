@@ -18,10 +18,12 @@ from econmt.checkpoint.tensor_files import read_tensors, restored, write_tensors
 from econmt.errors import InputError
 from econmt.export.model_folder import quantize_model
 from econmt.export.runtime import export_runtime
+from econmt_memory.report.tables import format_bytes
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import VARIANTS, assert_alike, random_model
 
+ARRAYS = "arrays.safetensors"
 PARAMETERS = "params.best.safetensors"
 LINES = "a b c\nh g\nd d d e\n"
 
@@ -31,6 +33,8 @@ def test_int8_keeps_each_row_to_half_a_step(call: Call, word_model: Path, tmp_pa
     ended = call("quantize", "-m", word_model, "-o", made)
     assert (ended.code, ended.lines) == (0, [str(made)]), ended.err
     before, after = load_file(word_model / PARAMETERS), load_file(made / PARAMETERS)
+    for tensors in (before, after):
+        assert format_bytes(sum(tensor.nbytes for tensor in tensors.values())) in ended.err
     for name, tensor in before.items():
         if tensor.ndim == 1:
             np.testing.assert_array_equal(after[name], tensor)
@@ -74,6 +78,10 @@ def test_products_are_of_8_bits_where_the_folder_is(call: Call, word_model: Path
     assert scores[3] == pytest.approx(scores[0], abs=0.1)
     assert scores[3] != scores[0]
     assert str(api.load(made, device="cpu").precision) == "torch.int8"
+    assert str(api.load([made, word_model], device="cpu").precision) != "torch.int8"
+    for precision in ("float32", None):
+        tensors, _ = read_tensors(export_runtime(made, tmp_path / str(precision), precision) / ARRAYS)
+        assert (torch.int8 in {tensor.dtype for tensor in tensors.values()}) == (precision is None)
 
 
 def test_values_that_are_not_finite_are_refused(call: Call, copy: Path, tmp_path: Path) -> None:
@@ -118,7 +126,7 @@ def test_translations_and_scores_are_equal(
     if stored:
         quantize_model(folder, tmp_path / "small")
         folder = tmp_path / "small"
-    made = export_runtime(folder, tmp_path / "runtime", "int8")
+    made = export_runtime(folder, tmp_path / "runtime", None if stored else "int8")
     lines = some_lines(220)
     expected = api.load(folder, device="cpu", precision="int8").translate(lines)
     found = econmt_runtime.load(made).translate(lines)

@@ -6,8 +6,10 @@ import os
 import pty
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -35,6 +37,8 @@ from econmt.options.search_options import (
     SearchedModels,
     SearchKeys,
 )
+from econmt.parallel.rank_environment import RankEnvironment
+from tests.golden import assert_golden
 from tests.unit.cli.conftest import Call, Ended
 from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import write_recipe
@@ -301,6 +305,43 @@ def test_tables_of_models(
         ended = call(*words)
         check(ended)
         assert words[-1] not in ("averaged", "exported") or ended.lines[-1] == words[-1]
+
+
+def test_the_whole_description_of_a_dry_run(
+    call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ECONMT_CACHE", "cache")
+    (tmp_path / "text").symlink_to(text)
+    recipe = write_recipe(Path("reverse.yaml"), Path("text"), Path("run"))
+    options = "--dry-run data.max_length=5 training.max_epochs=3 data.test=text/test"
+    told = call("train", recipe, *options.split()).succeeded().out
+    assert "InputFeedingDecoder" in told
+    assert_golden("dry-run", re.sub(r"^TranslationModel.*?^\)\n", "", told, flags=re.DOTALL | re.MULTILINE))
+    assert os.environ["ECONMT_CACHE"] == "cache"
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_options_of_training_reach_those_whom_they_concern(
+    call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """A dry run plans for all processes, one process may be restarted, and restarted ones begin no new run."""
+    planned, launched, given = list[int](), list[tuple[int, int]](), list[dict[str, Any]]()
+    for name, fake in (
+        ("cli.train.first_plan", lambda *arguments: planned.append(arguments[-1].size)),
+        ("cli.train.run_recipe", lambda *_, **named: given.append(named)),
+        ("cli.train.communicator_of", lambda *_: nullcontext(SimpleNamespace(is_rank_zero=False))),
+        ("parallel.launch.launch", lambda _, *numbers: launched.append(numbers) or 7),
+    ):
+        monkeypatch.setattr(f"econmt.{name}", fake)
+    train = "train --overwrite-output --verify", word_model / "recipe.yaml", f"output={tmp_path / 'run'}"
+    assert call(*train, "--processes", 2, "--dry-run").code == 0
+    assert call(*train, "--processes", 1, "--max-restarts", 2).code == 7
+    environment = RankEnvironment(0, 1, 0, 1, restarts)
+    monkeypatch.setattr("econmt.cli.train.rank_environment", lambda: environment)
+    call(*train).succeeded()
+    assert (planned, launched) == ([2], [(1, 2)])
+    assert [(each["overwrite_output"], each["verify"]) for each in given] == [(restarts == 0, True)]
 
 
 def test_talk_is_broken_on_a_terminal_and_whole_in_a_pipe(

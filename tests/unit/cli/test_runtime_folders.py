@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import econmt_runtime
+from econmt.config import limits
 from econmt.data.text.corpus import read_lines
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, WordVocabulary
 from econmt.decoding.streams import read_chunks
@@ -30,6 +31,7 @@ from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import random_model
 
+LIMIT = 1 << 19
 TEXTS = {
     "mark": b"\xef\xbb\xbfa b c\na b c\n",
     "mark in a later line": b"a\n\xef\xbb\xbfa b\n",
@@ -50,6 +52,8 @@ TEXTS = {
     "UTF-16": "a b c\n".encode("utf-16"),
     "decomposed": "e\u0301 a\n".encode(),
     "a long line": b"a " * 200_000 + b"\nb\n",
+    "the longest line": b"a\n" + b"x" * (LIMIT - 1),
+    "a byte more": b"a\n" + b"x" * LIMIT,
 }
 
 
@@ -66,6 +70,8 @@ def ended(source: Iterator[list[str]] | Iterator[str]) -> tuple[list[str], str |
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_lines_are_read_as_by_econmt(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lines, limits):
+        monkeypatch.setattr(module, "LINE_BYTES", LIMIT)
     path, packed = tmp_path / "text", tmp_path / "text.gz"
     path.write_bytes(TEXTS[name])
     packed.write_bytes(gzip.compress(TEXTS[name]))

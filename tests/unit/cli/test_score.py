@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from econmt.cli.evaluate import _comparison_text
+from econmt.evaluation import scoring
+from econmt.evaluation.metrics import Comparison, Significance
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
@@ -110,8 +113,8 @@ def test_what_cannot_be_scored_is_one_clear_line(
 ) -> None:
     monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", chunk)
     for options, given, *words in (
-        ("", "a\tA\nb\tB\tC\n", "standard input:2", "3 tab-separated columns"),
-        ("--target-tokens", "a\tA\nb\tA nothing\n", "standard input:2", "'nothing' is not a token"),
+        ("", "a\tA\nb\tB\nb\tB\tC\n", "standard input:3", "3 tab-separated columns"),
+        ("--target-tokens", "a\tA\nb\tA\nb\tA nothing\n", "standard input:3", "'nothing' is not a token"),
         ("--target-tokens", "a\t</s>\n", "'</s>' is not a token"),
     ):
         refused(call(f"score {options} -m", word_model, text=given), *words)
@@ -162,6 +165,19 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
             assert row.score == pytest.approx(expected, abs=1e-4)
 
 
+def test_batches_are_as_large_as_the_option_says(
+    call: Call, lists: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = scoring.batches_by_length
+    patched = lambda lengths, size, most: sizes.append(size) or real(lengths, size, most)  # noqa: E731
+    monkeypatch.setattr(scoring, "batches_by_length", patched)
+    for command in (f"rerank -i {lists} -s {tmp_path / 'source'} -m", "score -m"):
+        call(command, word_model, "--batch-size", 2, text="a\tA\n").succeeded()
+    assert len(sizes) > 1
+    assert set(sizes) == {2}
+
+
 def test_markup_comes_back(call: Call, word_model: Path) -> None:
     found = call("translate", "-m", word_model, "--markup", text="<b>a b</b> c\n<p></p>\n").lines
     (plain,) = call("translate", "-m", word_model, text="a b c\n").lines
@@ -183,6 +199,8 @@ def test_paragraphs(call: Call, word_model: Path) -> None:
     whole = call("translate", "-m", word_model, "--chunk-size", 2, text=text)
     assert whole.err.count("warning") == 1
     assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
+    later = call("translate", "-m", word_model, "--chunk-size", 1, text="d\n\na b! C\n")
+    assert "standard input:3: 1 line has several sentences" in later.err
 
 
 def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, copy: Path) -> None:
@@ -286,16 +304,17 @@ def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: 
     for table in tables:
         assert table["systems"][1]["better"] is True
         assert table["systems"][1]["p_value"] < 0.05
-    text = call("evaluate", *arguments).out
-    assert text.count("baseline") == 3
-    assert text.count("better, significant at 0.05") == 3
-    assert "bs:200|seed:12345" in text
+        assert "bs:200|seed:12345" in table["signature"]
 
 
-def test_the_worse_and_the_equal_are_called_so(call: Call, files: dict[str, Path], tmp_path: Path) -> None:
-    same = tmp_path / "same"
-    same.write_text(files["better"].read_text())
-    systems = ("-i", files["better"], "-i", files["base"], "-i", same)
-    text = call("evaluate --samples 100 -r", files["ref"], *systems).out
-    assert text.count("worse, significant at 0.05") == 3
-    assert text.count("  equal") == 3
+def test_what_is_significant() -> None:
+    rows = [("a", 30.0, 30.12, 1.25, None, None), ("bc", 31.0, 31.1, 1.0, 0.0499, True)]
+    rows += [("d", 29.0, 29.0, 1.0, 0.05, False), ("e", 30.0, 30.0, 1.0, 1.0, None)]
+    table = Significance("BLEU", "nrefs:1", [Comparison(*row) for row in rows])
+    assert _comparison_text([table], 1).splitlines() == [
+        "BLEU|nrefs:1",
+        "  a   30.0  (30.1 +- 1.2)  baseline",
+        "  bc  31.0  (31.1 +- 1.0)  p = 0.0499  better, significant at 0.05",
+        "  d   29.0  (29.0 +- 1.0)  p = 0.0500  worse",
+        "  e   30.0  (30.0 +- 1.0)  p = 1.0000  equal",
+    ]

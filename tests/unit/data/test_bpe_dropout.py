@@ -18,21 +18,8 @@ from econmt.data.text.vocabulary import UNK, SentencePieceVocabulary, Vocabulari
 from tests.unit.data.test_subwords import data
 
 WORDS = [
-    "lower",
-    "lowest",
-    "newer",
-    "newest",
-    "wide",
-    "wider",
-    "widest",
-    "slow",
-    "slower",
-    "slowly",
-    "wildest",
-    "größer",
-    "größte",
-    "süßes",
-    "einundzwanzig",
+    *("lower", "lowest", "newer", "newest", "wide", "wider", "widest", "slow"),
+    *("slower", "slowly", "wildest", "größer", "größte", "süßes", "einundzwanzig"),
 ]
 
 

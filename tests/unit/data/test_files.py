@@ -24,14 +24,14 @@ from tests.unit.data.conftest import write_store
 def test_a_file_appears_when_it_is_complete_and_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    path.chmod(0o640)
+    path.chmod(0o750)
     (tmp_path / "link").symlink_to(path)
     with whole_file(tmp_path / "link") as stream:
         stream.write(b"new")
         stream.flush()
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
-    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.stat().st_mode & 0o777 == 0o750
     assert (tmp_path / "link").is_symlink()
 
 

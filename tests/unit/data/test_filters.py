@@ -209,6 +209,8 @@ def test_repeated_words_are_counted() -> None:
         ". . . . . .": 1,
         "1 000 000 000": 1,
         "我喜欢我喜欢我喜欢猫我喜欢我喜欢我喜欢我喜欢": 4,
+        "ab" * 10: 1,
+        "ab" * 10 + "a": 10,
         "": 1,
     }
     assert {text: repeats(text) for text in expected} == expected

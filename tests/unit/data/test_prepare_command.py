@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from econmt.cli.main import main
 from econmt.data.batching.store import open_prepared
 from econmt.data.files import describe, is_as_described
 from econmt.errors import InputError
+from econmt_memory.report.tables import format_bytes
+from tests.golden import assert_golden
 
 Command = Callable[..., tuple[int, str, str]]
 RECIPE = """\
@@ -44,55 +46,26 @@ def econmt(corpus: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def test_report(econmt: Command) -> None:
-    code, out, err = econmt("training.bucket_width=16", "data.test=test")
-    assert (code, err) == (0, "")
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
-    prepared = open_prepared(Path("model/prepared"))
-    counts = prepared.statistics["train"]
-    assert "vocabulary  source 60, target 60 (joint)" in out
-    assert any(line.split()[:2] == ["train", "200"] for line in out.splitlines())
-    assert rows["test"][1] == "7"
-    tokens = counts["source_tokens"] + counts["target_tokens"] + 400
-    assert rows["all"][1:5] == ["200", "100.0", "%", f"{tokens:,}"]
-    assert "buckets of width 16" in out
-    assert "fixed buckets of width 16 (this recipe)" in out
-
-
-def test_pairs_too_long_for_training_are_counted_where_they_are_kept(econmt: Command) -> None:
-    _, whole, _ = econmt("data.test=test")
-    lengths = {"train": 200, "valid": len(open_prepared(Path("model/prepared")).valid)}
-    _, out, _ = econmt("data.test=test", "data.max_length=14", "--output", "short")
-    rows = {row[0]: row for row in map(str.split, out.splitlines()) if len(row) == 7 and row[0] in lengths}
-    kept = open_prepared(Path("short"))
-    longer = (np.maximum(kept.valid.source_lengths, kept.valid.target_lengths) > 14).tolist()
-    assert 0 < sum(longer) < len(longer) == lengths["valid"]
-    assert rows["valid"][1::4] == [str(len(longer)), str(sum(longer))]
-    assert int(rows["train"][1]) + int(rows["train"][5]) == lengths["train"]
-    note = "Training leaves out pairs that are too long; valid and test keep them."
-    assert note in out
-    assert note not in whole
-
-
-def test_report_of_derived_buckets(econmt: Command) -> None:
-    code, out, err = econmt("training.max_buckets=5", "training.batch.size=8")
-    assert (code, err) == (0, "")
-    buckets, work = out.split("buckets derived from these lengths")[1].split("work of an epoch")
-    shapes = [line for line in buckets.splitlines() if " x " in line and line[0].isdigit()]
-    assert len(shapes) == 5
-    assert "batches of 8 sentences" in work
-    costs = {line[:38].strip(): line[38:].split() for line in work.splitlines()[3:]}
-    assert costs["derived buckets (this recipe)"][0] == "5"
-    padded = {name: float(cells[1].lstrip("+")) for name, cells in costs.items()}
-    trimmed = float(costs["derived buckets (this recipe)"][3].lstrip("+"))
-    assert 0 < trimmed < padded["derived buckets (this recipe)"] < padded["no buckets, random batches"]
-    assert int(costs["fixed buckets of width 2"][0]) > int(costs["fixed buckets of width 8"][0])
+def test_the_whole_report(econmt: Command) -> None:
+    """Over words, one sentence of which is too long, another blank and unknown in parts."""
+    (Path("corpus") / "test.en").write_text("ba zozozo\n\n" + "li " * 30 + "\n")
+    (Path("corpus") / "test.de").write_text("de\nba\nmo\n")
+    words = "data.subwords={type: words}", "data.max_length=8", "data.test=test"
+    for name, more in (("fixed", "training.bucket_width=4"), ("derived", "training.max_buckets=3")):
+        code, out, _ = econmt(*words, more, "training.batch.size=8", "--output", name)
+        assert code == 0
+        files = sum(path.stat().st_size for path in Path(name).iterdir())
+        head, rest = out.split("\n", 1)
+        assert head.startswith(f"store       {name} ({format_bytes(files)}, made in ")
+        assert_golden(f"prepare-{name}", re.sub(r"\.\.\.\S*corpus", "...", rest))
 
 
 def test_second_run_is_the_same_report_without_work(econmt: Command) -> None:
     first = econmt()
     made = Path("model/prepared/train.tokens").stat().st_ino
     assert econmt() == first
+    assert "vocabulary  source 60, target 60 (joint)" in first[1]
+    assert "Training leaves out pairs" not in first[1]
     assert Path("model/prepared/train.tokens").stat().st_ino == made
 
 

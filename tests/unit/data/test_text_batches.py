@@ -160,6 +160,7 @@ def test_parts_of_a_batch_keep_their_rows(store: TokenStore) -> None:
 def test_more_rows_than_tokens_are_refused(store: TokenStore) -> None:
     with pytest.raises(InputError, match=r"23 tokens, fewer than training\.batch\.size 24"):
         TextBatches(store, 24, 4)
+    assert TextBatches(store, 23, 4).batches_per_epoch == 1
 
 
 def test_a_row_knows_its_line(store: TokenStore, tmp_path: Path) -> None:

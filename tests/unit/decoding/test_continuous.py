@@ -144,6 +144,7 @@ def test_long_sentences_get_fewer_slots_and_lanes_of_their_own(monkeypatch: pyte
     search.search([Sentence([2] * 33, 3)])
     assert made == [(3, 2, 8), (1, 2, 16), (1, 2, 64)]
     assert sorted(search.worthwhile([15, 5])) == [[0], [1]]
+    assert search.worthwhile([100, 15, 100]) == [[0, 2], [1]]
 
 
 def test_a_model_without_finite_probabilities_gives_no_hypotheses() -> None:

@@ -167,6 +167,7 @@ def test_terms_are_found_whole_the_longest_first_and_as_often_as_they_are_there(
     glossary = Glossary({"dog": "Hund", "hot dog": "Wurst", "US": "USA", "us": "uns", "狗": "Hund"})
     assert targets(glossary, "A dog and a hot  dog, Dog-dog dogs.") == ["Hund", "Wurst", "Hund", "Hund"]
     assert targets(glossary, "US us Us") == ["USA", "uns", "uns"]
+    assert targets(Glossary({"New York": "NY"}), "New york, New York") == ["NY"]
     both = [Occurrence("Wurst", 2, 10), Occurrence("Hund", 14, 15)]
     assert glossary.occurrences(" a hot  dog, 我的狗。") == both
     unsorted = Glossary({"us": "uns", "US": "USA", "hot": "heiß", "hot dog": "Wurst"})
@@ -197,7 +198,7 @@ def test_files_of_terms_and_phrases(tmp_path: Path) -> None:
         ("a\tb\ndog\t \n", ":2: the translation is blank; give both sides"),
         ("dog =\n", ":1: the translation is blank"),
         ("\tHund\n", ":1: the term is blank"),
-        ("dog\tHund\na\tb\ndog\tKöter\n", ":3: 'dog' has another translation in line 1"),
+        ("dog\tHund\ndog\tHund\ndog\tKöter\n", ":3: 'dog' has another translation in line 1"),
     ],
 )
 def test_terms_that_cannot_be_used_name_their_line(tmp_path: Path, text: str, words: str) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from econmt.config.training import Training
 from econmt.data.batching.batches import Batch
 from econmt.engine import step as module
 from econmt.engine.communicator import Communicator, Reduction
 from econmt.engine.measurement import measure_step
 from econmt.engine.optimizers import make_optimizer
-from econmt.engine.precision import Precision
-from econmt.engine.step import OtherRankError, StepResult, TrainingStep
+from econmt.engine.precision import NAMED, Precision
+from econmt.engine.step import OtherRankError, StepResult, TrainingStep, updates_in_backward
 from econmt.model import Implementations, layers
 from econmt.model.layers import draw_seed
 from econmt.tasks.protocol import Shape
@@ -255,6 +257,21 @@ def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
     assert_same_bits(*(parameters(model) for _, model in runs))
 
 
+def test_where_updates_are_made_in_the_backward_pass() -> None:
+    always = {"optimizer_in_backward": "always"}
+    for changes, precision, processes, wanted in (
+        ({}, "bfloat16", 1, ["cuda"]),
+        ({"update_interval": 2}, "float32", 1, []),
+        ({**always, "update_interval": 2}, "float32", 1, ["cpu", "cuda"]),
+        (always, "float32", 2, []),
+        (always, "float16", 1, []),
+        ({**always, "gradient_clipping": {"type": "norm"}}, "float32", 1, []),
+    ):
+        training = Training.model_validate({"gradient_clipping": {"type": "none"}, **changes})
+        where = partial(updates_in_backward, training, NAMED[precision], processes)
+        assert [name for name in ("cpu", "cuda") if where(torch.device(name))] == wanted
+
+
 class Recorded(SimpleNamespace):
     """A reduction, or shares in which this rank updates the ``owned`` parameters, that writes down what is asked of it."""
 
@@ -343,7 +360,9 @@ def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:
 
 
 def test_every_rank_draws_the_dropout_masks_of_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 of 2 begins after as many rows as it has itself."""
+    """Rank 3 of 4, in the second of two pipelines, begins after as many rows as it has itself."""
+    monkeypatch.setattr(RecordedRank, "rank", 3)
+    monkeypatch.setattr(RecordedRank, "stages", 2)
     step, batches = make_recorded_step(RecordedRank())
     rows = []
 

@@ -200,6 +200,9 @@ def test_state_comes_back_with_the_same_bits(config: Optimizer) -> None:
     # What was loaded is a copy: the step did not write into the tensors it came from.
     assert all(torch.equal(value, tensors[key]) for key, value in tensors.items())
     assert bool(tensors) == (config.name != "sgd" or config.momentum > 0)
+    places = [value.data_ptr() for value in optimizer_tensors(resumed, second).values()]
+    load_optimizer_tensors(resumed, second, tensors, "here")
+    assert [value.data_ptr() for value in optimizer_tensors(resumed, second).values()] == places, "for graphs"
 
 
 def test_momentum_may_come_to_a_state_without_it() -> None:

@@ -254,6 +254,7 @@ def test_micro_batches_by_rows_carry_their_own_states(make_run: MakeRun) -> None
     carried = step.carried()
     whole = [step.gradient([batch], step.tokens([batch])).loss for batch in batches]
     after = step.carried()
+    assert not any(value.equal(after[name]) for name, value in carried.items()), "copies"
     step.set_carried(carried)
     parts = [step.gradient(batch.split(2), step.tokens([batch])).loss for batch in batches]
     torch.testing.assert_close(torch.stack(parts), torch.stack(whole))

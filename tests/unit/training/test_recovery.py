@@ -203,6 +203,8 @@ OTHERS = (
     "tensorboard/notes",
     "training_state/backup/optimizer.safetensors",
     "training_state/notes.tmp",
+    "training_state/00003.tmp/state.json",
+    "training_state/00003.tmp/notes",
     "probe.tmp",
 )
 

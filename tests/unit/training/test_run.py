@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +137,9 @@ def test_results_that_a_crash_prevented_are_made_by_the_next_run(make_run: MakeR
     assert run.folder.test_hypotheses.read_text() == before
     assert [path.name for path in results.pictures] == ["learning_curve.png", "attention.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in results.pictures)
+    other = make_run(f"data.test={run.text}/valid", "training.max_updates=2")
+    assert go(other).results.corpus == "test", "other text is evaluated anew"
+    assert run.folder.test_hypotheses.read_text() != before
     weights, state = (results.ledger.category(name) for name in ("weights", "optimizer state"))
     assert weights > 0
     assert state == pytest.approx(2 * weights, rel=0.05)
@@ -335,14 +337,9 @@ def test_folders_that_cannot_be_used(make_run: MakeRun, tmp_path: Path) -> None:
 def test_figures_of_a_row_add_up(whole: Run) -> None:
     rows = metrics(whole.folder)
     assert [row["update"] for row in rows] == [2, 4, 6, 8]
-    # The first row is about all updates so far, which take some of the seconds of the run.
-    assert 0.0 < rows[0]["target_tokens"] / rows[0]["target_tokens_per_second"] < rows[0]["seconds"]
     lengths = whole.prepared().train.target_lengths
     assert rows[-1]["target_tokens"] == int(lengths.sum()) + len(lengths)  # eight batches are an epoch
     assert rows[-1]["epoch"] == 1
-    for earlier, later in pairwise(rows):
-        assert later["seconds"] > earlier["seconds"]
-        assert later["target_tokens"] > earlier["target_tokens"]
     assert all(math.isfinite(value) and value >= 0 for row in rows for value in row.values())
     assert all(row["peak_memory_bytes"] > 1e7 for row in rows)
 

@@ -74,6 +74,9 @@ def test_the_outlook_says_what_it_is_based_on() -> None:
         in told
     )
     assert told.endswith("600 to 1,800 updates, about 0:05:00 to 0:15:00 here")
+    assert "an epoch takes about 0:01:53, " in outlook(
+        load_recipe("multi30k", ["training.update_interval=2"]), 453, 0.5
+    )
     assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
     assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
 

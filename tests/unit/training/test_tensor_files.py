@@ -56,6 +56,10 @@ def without_checksum(metadata: dict[str, str]) -> dict[str, str]:
 def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> None:
     with safetensors.safe_open(path, framework="pt") as file:
         theirs = without_checksum(file.metadata())
+    content = path.read_bytes()
+    head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    for name, tensor in tensors().items():
+        assert head[name]["data_offsets"][0] % tensor.element_size() == 0, "aligned"
     found, metadata = read_tensors(path)
     assert metadata == read_metadata(path)
     assert without_checksum(metadata) == theirs == METADATA
