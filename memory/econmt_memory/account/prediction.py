@@ -30,7 +30,10 @@ from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.cpu_workspaces import cpu_workspace
 from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
+from econmt_memory.estimate.gradients import Accumulation
+from econmt_memory.estimate.sequences import following_values
 from econmt_memory.estimate.shape_cache import ShapeCache
+from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
@@ -96,14 +99,18 @@ def predict(
         mode.allow_non_fake_inputs = True
         replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
         replacements[aten.nonzero.default] = functools.partial(elements_not_zero, nonzero)
+        replacements[aten.add.Tensor] = accumulation = Accumulation()
         allocator = CachingAllocator() if on_gpu else None
-        tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
+        tracker = PredictingTracker(
+            allocator, replacements=replacements, run=following_values(ShapeCache(mode))
+        )
         tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
             if parameter.layout is not torch.strided:
                 raise ValueError("memory.predict: sparse parameters cannot be predicted; use memory.track")
             tracker.find(parameter)
         with tracker:  # without a record
+            accumulation.calibrate()
             made = step()
             run = made if callable(made) else step
             del made  # a result, which would stay in memory
@@ -114,7 +121,7 @@ def predict(
         with tracker.recording():
             tracker.start_over()
             tracker.begin("forward")
-            with scopes.active(), nested_hooks(tracker):
+            with scopes.active(), nested_hooks(tracker), patched(torch, get_rng_state=tracker.random_state):
                 run()
         account.close(scopes)
     account.ledger.device = device

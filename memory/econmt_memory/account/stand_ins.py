@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from econmt_memory.estimate.fake import scalar_of
+from econmt_memory.estimate.sequences import know_values
 from econmt_memory.measure.patches import patched
 
 _IN_FLOAT32 = frozenset(
@@ -55,14 +56,15 @@ class OnCPU(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tree_map(self._replaced, (args, kwargs or {}))
+        args = tuple(map(self._replaced, args))
+        kwargs = {key: self._replaced(value) for key, value in (kwargs or {}).items()}
         name = getattr(func, "__name__", "")
         if func is Tensor.cuda:
             return args[0]
         if func is Tensor.numpy:
             return np.ones(tuple(args[0].shape), str(args[0].dtype).removeprefix("torch."))
         if func is Tensor.tolist:
-            return np.full(tuple(args[0].shape), scalar_of(args[0])).tolist()
+            return np.broadcast_to(scalar_of(args[0]), tuple(args[0].shape)).tolist()
         if self._like_gpu and torch.is_autocast_enabled("cpu"):
             if name in _IN_FLOAT32:
                 with torch.autocast("cpu", enabled=False):
@@ -75,6 +77,8 @@ class OnCPU(TorchFunctionMode):
     def _replaced(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._stand_in(value)
+        if isinstance(value, list | tuple | dict):
+            return tree_map(self._replaced, value)
         if isinstance(value, torch.device):
             return torch.device("cpu") if value.type == "cuda" else value
         if isinstance(value, str):
@@ -96,6 +100,7 @@ class OnCPU(TorchFunctionMode):
                 fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
             if tensor.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
+            know_values(fake, tensor)
             self.know(tensor, fake)
         return self._fakes[id(tensor)][1]
 

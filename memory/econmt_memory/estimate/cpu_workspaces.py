@@ -14,26 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from econmt_memory.estimate.gradients import IN_PLACE
 from econmt_memory.measure.allocations import recorded
 from econmt_memory.measure.profiled_operators import read_events
 from econmt_memory.measure.ram import free_ram
 
 aten = torch.ops.aten
 
-_ALWAYS = (
-    aten.convolution.default,
-    aten.convolution_backward.default,
-    aten.mkldnn_rnn_layer.default,
-    aten.mkldnn_rnn_layer_backward.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    aten.native_layer_norm_backward.default,
-    aten.native_group_norm_backward.default,
-    aten.native_batch_norm_backward.default,
-    aten.embedding_dense_backward.default,
-)
-_IN_16_BITS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-"""Matrix products, which reorder their factors if these have 16 bits."""
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+"""Matrix products."""
+_NEVER = (aten.copy_, aten._to_copy, aten.cat, aten.zero_, aten.fill_, aten._local_scalar_dense, aten.resize_)
+"""Operators that only write their results."""
 
 _KNOWN: dict[Any, int] = {}
 """Internal bytes by operator and arguments, shared by all predictions of the process."""
@@ -41,19 +32,45 @@ _KNOWN: dict[Any, int] = {}
 
 def cpu_workspace(func: Any) -> Callable[..., int] | None:
     """Returns a function that gives the internal bytes of an operator for its arguments; None if it needs none."""
-    if func in _ALWAYS:
-        return lambda *args, **kwargs: _measured(func, args, kwargs)
-    if func in _IN_16_BITS:
-        return lambda *args, **kwargs: _measured(func, args, kwargs) if args[0].element_size() == 2 else 0
-    if torch.Tag.pointwise in func.tags:
-        return lambda *args, **kwargs: _measured(func, args, kwargs) if _is_mixed(args) else 0
-    return None
+    packet = getattr(func, "overloadpacket", None)
+    is_list = func.name().startswith(("aten::_foreach", "aten::_fused"))
+    # Results for zeros would have other sizes.
+    is_dynamic = torch.Tag.dynamic_output_shape in func.tags and packet is not aten.masked_select
+    if func.namespace != "aten" or is_list or packet in _NEVER or is_dynamic:
+        return None
+    may_need: Callable[[list[Tensor]], bool] | None = None
+    if packet in PRODUCTS:
+        may_need = _reorders
+    elif torch.Tag.pointwise in func.tags:
+        may_need = _converts
+
+    def workspace(*args: Any, **kwargs: Any) -> int:
+        return _measured(func, args, kwargs) if may_need is None or may_need(_tensors(args)) else 0
+
+    return workspace
 
 
-def _is_mixed(args: tuple[Any, ...]) -> bool:
-    """Returns True if tensors have several types, or integers, so that an operator may convert them first."""
-    types = {tensor.dtype for tensor in _tensors(args) if tensor.dim()}
-    return len(types) > 1 or not all(each.is_floating_point or each.is_complex for each in types)
+def _converts(tensors: list[Tensor]) -> bool:
+    """Returns True if an operator may convert tensors first, of several types or integers, or make them dense."""
+    tensors = [tensor for tensor in tensors if tensor.dim()]
+    types = {tensor.dtype for tensor in tensors}
+    plain = all(each.is_floating_point or each.is_complex for each in types)
+    return len(types) > 1 or not plain or not all(tensor.is_contiguous() for tensor in tensors)
+
+
+def _reorders(factors: list[Tensor]) -> bool:
+    """Returns True if a product reorders its factors: those of 16 bits, or without rows or columns of neighbours."""
+    return any(each.element_size() == 2 or not has_rows(each) for each in factors)
+
+
+def has_rows(factor: Tensor) -> bool:
+    """Returns True if rows or columns of one or several matrices have neighbouring elements and do not overlap."""
+    if factor.dim() < 2:
+        return True
+    sizes, strides = factor.shape[-2:], factor.stride()[-2:]
+    return factor.is_contiguous() or any(
+        strides[inner] == 1 and strides[1 - inner] >= max(1, sizes[inner]) for inner in (0, 1)
+    )
 
 
 def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -70,8 +87,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         try:
             with recorded() as found:
-                results = func(*real_args, **real_kwargs)
-        except (RuntimeError, ZeroDivisionError):  # integers divided by zeros
+                results = IN_PLACE.get(func, func)(*real_args, **real_kwargs)
+        except (RuntimeError, ZeroDivisionError, IndexError):  # zeros are no lengths, and divide nothing
             return 0
         sizes = [event.size for each in found for event in read_events(each, torch.device("cpu"))[1]]
         del results
@@ -79,11 +96,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _zeros(value: Any) -> Any:
-    """Returns zeros in place of a fake tensor."""
+    """Returns zeros in place of a fake tensor, or a mask that is true."""
     if not isinstance(value, Tensor):
         return value
     plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    plain.untyped_storage().fill_(0)  # type: ignore[attr-defined]
+    plain.untyped_storage().fill_(1 if value.dtype is torch.bool else 0)  # type: ignore[attr-defined]
     return plain
 
 

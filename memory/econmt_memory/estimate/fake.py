@@ -18,18 +18,22 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt_memory.estimate import gpu_kernels
+from econmt_memory.estimate import gpu_kernels, gradients, sequences
 from econmt_memory.estimate.allocator import round_up
-from econmt_memory.estimate.gpu_dispatch import as_on_gpu
+from econmt_memory.estimate.gpu_dispatch import as_on_gpu, standing_in
 from econmt_memory.measure.ops_package import following_rules
 from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
 
-def scalar_of(value: Tensor) -> float:
-    """Replaces reading a scalar: conditions are true, and a program may divide by x and, for a float, by 1 - x."""
-    return 0.5 if value.is_floating_point() else 1
+def scalar_of(value: Tensor) -> Any:
+    """Replaces reading values: conditions are true, and a program may divide by x and, for a float, by 1 - x.
+
+    Integers may be known (:mod:`econmt_memory.estimate.sequences`).
+    """
+    known = sequences.known_values(value)
+    return (0.5 if value.is_floating_point() else 1) if known is None else known
 
 
 def elements_not_zero(share: float, tensor: Tensor) -> Tensor:
@@ -124,13 +128,6 @@ def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_
     return left.new_empty(*groups, left.shape[-2], right.shape[-1])
 
 
-def _packed(*_: Any) -> Any:
-    """Refuses sequences whose lengths are values of a tensor."""
-    raise ValueError(
-        "memory.predict: packed sequences cannot be predicted for a CPU; use device='cuda' or memory.track"
-    )
-
-
 def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
     """Returns the bytes that oneDNN keeps of a float32 LSTM layer for the backward pass.
 
@@ -169,13 +166,14 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.masked_select.default: _masked_select,
     aten._unique2.default: partial(_distinct, int),
     aten.add.Tensor: _adds_sparse(torch.empty_like),
+    **gradients.REPLACEMENTS,
     aten.add_.Tensor: _adds_sparse(lambda left: left),
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
     aten.mkldnn_rnn_layer.default: _onednn_lstm,
     aten.native_layer_norm.default: _layer_norm,
-    aten._pack_padded_sequence.default: _packed,
+    **sequences.REPLACEMENTS,
 }
 """Replacements by operator; a replacement takes the operator's arguments and returns results of the right shapes."""
 
@@ -211,6 +209,8 @@ def fake_tensors(device: str) -> Iterator[FakeTensorMode]:
         if device == "cuda":
             stack.enter_context(as_on_gpu())
             stack.enter_context(_without_launches())
+        else:
+            stack.enter_context(standing_in(sequences.STAND_INS))
         yield mode
 
 

@@ -207,7 +207,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _charge(self, workspace: int, flops: int, dtype: torch.dtype, layer: str) -> None:
         """Records the internal bytes and the operations that an operator declares."""
         self.flops[dtype] += flops
-        if self._meter is None:  # otherwise the allocator has counted it
+        if workspace and self._meter is None:  # otherwise the allocator has counted it
             self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
 
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:

@@ -256,7 +256,7 @@ def test_packed_sequences_are_predicted() -> None:
         return outputs
 
     account = memory.predict(step, network)
-    assert account.ledger.operations.total() == 3 * 2 * 40 * 64 * (8 + 16)
+    assert account.ledger.operations.total() == 3 * 2 * 28 * 64 * (8 + 16)
 
 
 MIB = 1 << 20
