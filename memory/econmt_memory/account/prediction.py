@@ -30,7 +30,7 @@ from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.cpu_workspaces import cpu_workspace
 from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
-from econmt_memory.estimate.gradients import Accumulation
+from econmt_memory.estimate.gradients import Accumulation, accumulate_once
 from econmt_memory.estimate.sequences import following_values
 from econmt_memory.estimate.shape_cache import ShapeCache
 from econmt_memory.measure.patches import patched
@@ -99,7 +99,7 @@ def predict(
         mode.allow_non_fake_inputs = True
         replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
         replacements[aten.nonzero.default] = functools.partial(elements_not_zero, nonzero)
-        replacements[aten.add.Tensor] = accumulation = Accumulation()
+        replacements[aten.add.Tensor] = Accumulation()
         allocator = CachingAllocator() if on_gpu else None
         tracker = PredictingTracker(
             allocator, replacements=replacements, run=following_values(ShapeCache(mode))
@@ -110,7 +110,7 @@ def predict(
                 raise ValueError("memory.predict: sparse parameters cannot be predicted; use memory.track")
             tracker.find(parameter)
         with tracker:  # without a record
-            accumulation.calibrate()
+            accumulate_once()
             made = step()
             run = made if callable(made) else step
             del made  # a result, which would stay in memory

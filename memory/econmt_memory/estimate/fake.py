@@ -97,16 +97,6 @@ def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
 
 
-def _adds_sparse(result: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    """Returns a replacement that adds a sparse gradient to a dense one, which fake tensors do not support."""
-
-    def add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-        is_sparse = isinstance(right, Tensor) and right.is_sparse and not left.is_sparse
-        return result(left) if is_sparse else NotImplemented
-
-    return add
-
-
 def _layer_norm(
     inputs: Tensor, sizes: Sequence[int], weight: Tensor | None, bias: Tensor | None, _eps: float
 ) -> Any:
@@ -165,9 +155,7 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
     aten._unique2.default: partial(_distinct, int),
-    aten.add.Tensor: _adds_sparse(torch.empty_like),
     **gradients.REPLACEMENTS,
-    aten.add_.Tensor: _adds_sparse(lambda left: left),
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 
-from econmt_memory.estimate.sequences import CELLS, STAND_INS, batch_sizes_of, ctc_loss_on_gpu
+from econmt_memory.estimate.sequences import CELLS, STAND_INS, batch_sizes_of, ctc_loss
 from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
@@ -232,7 +232,7 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     **STAND_INS,
     **{f"{name}.input": functools.partial(padded_rnn, name) for name in CELLS},
     **{f"{name}.data": functools.partial(packed_rnn, name) for name in CELLS},
-    **dict.fromkeys(("ctc_loss.IntList", "ctc_loss.Tensor"), ctc_loss_on_gpu),
+    "ctc_loss.Tensor": ctc_loss,
 }
 """Stand-ins by the name of the function's overload."""
 

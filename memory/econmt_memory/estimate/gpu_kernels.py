@@ -162,8 +162,17 @@ def _copies(tensors: Iterable[Tensor]) -> int:
     return sum(round_up(tensor.nbytes, BLOCK) for tensor in tensors)
 
 
+_OF_CONTIGUOUS = ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data")
+_OF_CONTIGUOUS += (
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "native_group_norm",
+    "native_group_norm_backward",
+)
+"""Operators that copy tensors that are not contiguous, such as expanded gradients."""
+
+
 def _made_contiguous(*args: Any, **_: Any) -> int:
-    """Returns the bytes of copies of tensors that are not contiguous, as expanded gradients are not."""
     return _copies(each for each in args if isinstance(each, Tensor) and not each.is_contiguous())
 
 
@@ -180,18 +189,6 @@ def _index_put(
 _WORKSPACES: dict[Any, Callable[..., int]] = {
     **REDUCTIONS,
     **CONVOLUTIONS,
-    **dict.fromkeys(
-        (
-            aten._softmax.default,
-            aten._softmax_backward_data.default,
-            aten._log_softmax.default,
-            aten._log_softmax_backward_data.default,
-            aten.native_layer_norm.default,
-            aten.native_layer_norm_backward.default,
-            aten.native_group_norm.default,
-            aten.native_group_norm_backward.default,
-        ),
-        _made_contiguous,
-    ),
+    **{getattr(aten, name).default: _made_contiguous for name in _OF_CONTIGUOUS},
     **dict.fromkeys((aten.index_put.default, aten._index_put_impl.default), _index_put),
 }

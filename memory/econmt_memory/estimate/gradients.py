@@ -21,23 +21,16 @@ class Accumulation:
     """Replaces the addition of tensors, so that a backward pass adds up gradients in place.
 
     It writes to one of two gradients to which nothing else refers (torch/csrc/autograd/input_buffer.cpp,
-    can_accumulate_inplace).
+    can_accumulate_inplace), which has as many references as the first one that it sees.
     """
 
     def __init__(self) -> None:
         self._unshared: tuple[int, ...] | None = None
 
-    def calibrate(self) -> None:
-        """Learns how many references a gradient has to which nothing else refers."""
-        values = torch.zeros(1, requires_grad=True)
-        (values.sin() + values.cos()).sum().backward()  # type: ignore[no-untyped-call]
-
     def __call__(self, left: Tensor, right: Any, **_: Any) -> Any:
         """Returns the sum, or NotImplemented if PyTorch makes a new tensor for it."""
-        if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
-            return torch.empty_like(left)  # which fake tensors do not support
         if not isinstance(right, Tensor) or not _computes_gradients() or left.shape != right.shape:
-            return NotImplemented
+            return _add_sparse(left, right)
         for each in (left, right):
             storage = each.untyped_storage()
             of_storage = torch._C._storage_Use_Count(storage._cdata)
@@ -46,6 +39,22 @@ class Accumulation:
             if references == self._unshared and each.nbytes == storage.nbytes():  # dense
                 return each
         return NotImplemented
+
+
+def accumulate_once() -> None:
+    """Lets a backward pass add up two gradients to which nothing else refers."""
+    values = torch.zeros(1, requires_grad=True)
+    (values.sin() + values.cos()).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _add_sparse(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+    """Adds a sparse gradient to a dense one, which fake tensors do not support."""
+    is_sparse = isinstance(right, Tensor) and right.is_sparse and not left.is_sparse
+    return torch.empty_like(left) if is_sparse else NotImplemented
+
+
+def _add_sparse_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+    return NotImplemented if _add_sparse(left, right) is NotImplemented else left
 
 
 IN_PLACE: dict[Any, Any] = {
@@ -67,5 +76,9 @@ def _into_zeros(zeros: Tensor, *_: Any, **__: Any) -> Any:
     return zeros if is_in_place else NotImplemented
 
 
-REPLACEMENTS: dict[Any, Callable[..., Any]] = dict.fromkeys(IN_PLACE, _into_zeros)
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(IN_PLACE, _into_zeros),
+    aten.add.Tensor: _add_sparse,
+    aten.add_.Tensor: _add_sparse_in_place,
+}
 """Replacements by operator."""

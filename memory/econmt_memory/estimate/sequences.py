@@ -17,40 +17,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _MOST_KNOWN = 4096
 """Most elements of a tensor whose values are known."""
-_FOLLOWED = frozenset(
-    getattr(aten, name)
-    for name in (
-        *(
-            "_to_copy",
-            "clone",
-            "detach",
-            "select",
-            "slice",
-            "unbind",
-            "index",
-            "index_select",
-            "flip",
-            "sort",
-            "cumsum",
-        ),
-        *(
-            "max",
-            "min",
-            "sum",
-            "add",
-            "sub",
-            "mul",
-            "div",
-            "floor_divide",
-            "remainder",
-            "floor",
-            "ceil",
-            "clamp",
-        ),
-    )
-)
+_FOLLOWED = {
+    "_to_copy", "add", "ceil", "clamp", "clone", "cumsum", "detach", "div", "flip", "floor", "floor_divide", "index",
+    "index_select", "max", "min", "mul", "remainder", "select", "slice", "sort", "sub", "sum", "unbind",
+}  # fmt: skip
 """Operators by which programs compute with lengths."""
 CELLS = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 """Recurrent functions of PyTorch, in the order of their numbers in `torch._cudnn_rnn` (cudnn/RNN.cpp)."""
@@ -89,12 +62,14 @@ def following_values(run: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...],
 
 
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    if func._schema.is_mutable:
+    if func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
         args[0].known = None
     elif func is aten.index.Tensor and result.shape == args[0].shape:
         result.known = args[0].known  # in another order, as when packed sequences are put back into theirs
     given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    if func.overloadpacket not in _FOLLOWED or any(getattr(each, "known", None) is None for each in given):
+    if func.overloadpacket.__name__ not in _FOLLOWED or any(
+        getattr(each, "known", None) is None for each in given
+    ):
         return
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         real_args, real_kwargs = tree_map_only(Tensor, lambda each: each.known, (args, kwargs))
@@ -103,12 +78,12 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
         fake.known = real
 
 
-def _lengths(lengths: Tensor | Sequence[int], longest: int) -> list[int]:
-    values = known_values(lengths) if isinstance(lengths, Tensor) else list(lengths)
+def _lengths(lengths: Tensor, longest: int) -> Any:
+    values = known_values(lengths)
     return [longest] * len(lengths) if values is None else values
 
 
-def batch_sizes_of(batch_sizes: Tensor, rows: int) -> list[int]:
+def batch_sizes_of(batch_sizes: Tensor, rows: int) -> Any:
     """Returns the rows of each step of a packed sequence; equal ones if they are unknown."""
     return _lengths(batch_sizes, rows // len(batch_sizes))
 
@@ -123,17 +98,10 @@ def _pack(inputs: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, T
         end = begin + len(list(equal))
         steps.append(inputs[begin:end, :size].contiguous().view(-1, *inputs.shape[2:]))
         begin = end
-    packed = torch.cat(steps)
-    with torch._C._DisableTorchDispatch():
-        real = torch.tensor(sizes)
-    batch_sizes = lengths.new_empty(len(sizes), dtype=torch.int64)
-    know_values(batch_sizes, real)
-    return packed, batch_sizes
+    return torch.cat(steps), torch.tensor(sizes)
 
 
-def _pack_backward(
-    gradient: Tensor, shape: Sequence[int], _batch_sizes: Tensor, _batch_first: bool
-) -> Tensor:
+def _pack_backward(gradient: Tensor, shape: Sequence[int], *_: Any) -> Tensor:
     return gradient.new_zeros(shape)
 
 
@@ -158,18 +126,15 @@ def _packed_rnn(name: str, data: Tensor, batch_sizes: Tensor, *settings: Any) ->
     sizes = batch_sizes_of(batch_sizes, len(data))
     with torch._C._DisableTorchDispatch():
         real = torch.tensor(sizes)
-    function = getattr(aten, name).data
-    return function._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, data, real, *settings)
+    return getattr(aten, name).data._op_dk(_COMPOSITE, data, real, *settings)
 
 
 def _ctc_loss(
-    log_probs: Tensor, targets: Tensor, _lengths_of_inputs: Any, target_lengths: Any, *_: Any
+    log_probs: Tensor, targets: Tensor, _lengths_of_inputs: Tensor, target_lengths: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor]:
     """Keeps two values for each symbol of the longest target and step (LossCTC.cpp)."""
     steps, batch = log_probs.shape[:2]
-    longest = max(
-        _lengths(target_lengths, targets.shape[-1] if targets.dim() > 1 else -(-len(targets) // batch))
-    )
+    longest = max(_lengths(target_lengths, -(-targets.numel() // batch)))
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
 
 
@@ -188,53 +153,44 @@ def _cudnn_ctc_loss(log_probs: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return log_probs.new_empty(log_probs.shape[1]), gradient
 
 
-def _ctc_loss_of(
-    on_gpu: bool,
+def _with_tensors(log_probs: Tensor, targets: Tensor, *settings: Any) -> Any:
+    """Computes a CTC loss whose lengths are lists, as if they were tensors."""
+    lengths = [torch.tensor(each, dtype=targets.dtype) for each in settings[:2]]
+    return aten.ctc_loss.Tensor(log_probs, targets, *lengths, *settings[2:])
+
+
+def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
     blank: int = 0,
     reduction: int = 1,
     zero_infinity: bool = False,
-) -> Tensor:
-    """Computes a CTC loss (LossCTC.cpp, ctc_loss_impl); on a GPU in cuDNN where it can (_use_cudnn_ctc_loss)."""
-    lengths = [each for each in (input_lengths, target_lengths) if isinstance(each, Tensor)]
+) -> Any:
+    """Computes a CTC loss on a GPU, in cuDNN where it can (cudnn/LossCTC.cpp, _use_cudnn_ctc_loss_tensor)."""
+    given = log_probs, targets, input_lengths, target_lengths, blank
+    pairs = zip(_lengths(target_lengths, 0), _lengths(input_lengths, len(log_probs)), strict=True)
     in_cudnn = (
-        on_gpu
-        and torch.backends.cudnn.enabled
+        torch.backends.cudnn.enabled
         and blank == 0
-        and log_probs.dim() == 3
-        and targets.dim() == 1
+        and (log_probs.dim(), targets.dim()) == (3, 1)
         and log_probs.dtype is torch.float32
-        and all(each.dtype is torch.int32 for each in (targets, *lengths))
+        and all(each.dtype is torch.int32 for each in given[1:4])
+        and all(length <= min(255, most) for length, most in pairs)
     )
-    if in_cudnn:
-        most, of_targets = _lengths(input_lengths, len(log_probs)), _lengths(target_lengths, 0)
-        in_cudnn = all(length <= min(255, limit) for length, limit in zip(of_targets, most, strict=True))
-        in_cudnn = in_cudnn and (bool(lengths) or set(most) == {len(log_probs)})
-    if log_probs.dim() == 2:
-        log_probs = log_probs.unsqueeze(1)
-    settings = input_lengths, target_lengths, blank
-    if in_cudnn:
-        losses = aten._cudnn_ctc_loss(log_probs, targets, *settings, True, zero_infinity)[0]
-    else:
-        losses = aten._ctc_loss(log_probs, targets.long(), *settings, zero_infinity)[0]
-        if zero_infinity:
-            losses = torch.where(losses == torch.inf, losses.new_zeros(()), losses)
+    if not in_cudnn:
+        return aten.ctc_loss.Tensor._op_dk(_COMPOSITE, *given, reduction, zero_infinity)
+    losses = aten._cudnn_ctc_loss.Tensor(*given, True, zero_infinity)[0]
     if reduction == 1:
-        counts = target_lengths if lengths else torch.tensor(target_lengths)
-        return (losses / counts.to(losses.dtype).clamp_min(1)).mean()  # type: ignore[no-any-return]
-    return losses.sum() if reduction else losses  # type: ignore[no-any-return]
+        return (losses / target_lengths.clamp_min(1)).mean()
+    return losses.sum() if reduction else losses
 
 
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten._pack_padded_sequence.default: _pack,
-    aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
-    aten._cudnn_ctc_loss.default: _cudnn_ctc_loss,
     aten._cudnn_ctc_loss.Tensor: _cudnn_ctc_loss,
 }
 """Replacements by operator."""
@@ -242,9 +198,7 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 STAND_INS: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence_backward": _pack_backward,
     "_pad_packed_sequence": _unpack,
+    "ctc_loss.IntList": _with_tensors,
     **{f"{name}.data": partial(_packed_rnn, name) for name in CELLS},
-    **{f"ctc_loss.{overload}": partial(_ctc_loss_of, False) for overload in ("IntList", "Tensor")},
 }
 """Stand-ins for functions that read lengths, by the name of the function's overload."""
-
-ctc_loss_on_gpu = partial(_ctc_loss_of, True)

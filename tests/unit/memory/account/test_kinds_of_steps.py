@@ -81,7 +81,7 @@ def test_a_prediction_equals_the_account(model: nn.Module, loss: Callable[[nn.Mo
 
     predicted = memory.predict(step, model, optimizer, device="cpu")
     account = measured(step, model, optimizer)
-    assert predicted.peak_bytes == pytest.approx(account.peak_bytes, rel=0.0005)
+    assert predicted.peak_bytes == pytest.approx(account.peak_bytes, rel=0.001)
 
 
 def test_lengths_that_are_unknown_are_the_longest() -> None:
