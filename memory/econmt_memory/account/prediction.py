@@ -26,9 +26,8 @@ from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt_memory.account.tracking import nested_hooks, several
-from econmt_memory.estimate import gpu_kernels
+from econmt_memory.estimate import cpu_workspaces, gpu_kernels
 from econmt_memory.estimate.allocator import CachingAllocator
-from econmt_memory.estimate.cpu_workspaces import cpu_workspace
 from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
 from econmt_memory.estimate.gradients import Accumulation, accumulate_once
 from econmt_memory.estimate.sequences import following_values
@@ -97,14 +96,14 @@ def predict(
         _faked(models, optimizers, stand_ins),
     ):
         mode.allow_non_fake_inputs = True
-        replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
+        replacements = dict(ON_GPU if on_gpu else {**REPLACEMENTS, **cpu_workspaces.REPLACEMENTS})
         replacements[aten.nonzero.default] = functools.partial(elements_not_zero, nonzero)
         replacements[aten.add.Tensor] = Accumulation()
         allocator = CachingAllocator() if on_gpu else None
         tracker = PredictingTracker(
             allocator, replacements=replacements, run=following_values(ShapeCache(mode))
         )
-        tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
+        tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspaces.cpu_workspace
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
             if parameter.layout is not torch.strided:
                 raise ValueError("memory.predict: sparse parameters cannot be predicted; use memory.track")

@@ -26,8 +26,18 @@ PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 _NEVER = (aten.copy_, aten._to_copy, aten.cat, aten.zero_, aten.fill_, aten._local_scalar_dense, aten.resize_)
 """Operators that only write their results."""
 
-_KNOWN: dict[Any, int] = {}
-"""Internal bytes by operator and arguments, shared by all predictions of the process."""
+_KNOWN: dict[Any, tuple[int, list[Tensor]]] = {}
+"""Internal bytes and results without memory, by operator and arguments, shared by all predictions of the process."""
+
+
+def _onednn_lstm(*args: Any) -> tuple[Tensor, ...]:
+    """Makes results of the sizes that oneDNN chooses, since it keeps what it likes for the backward pass."""
+    results = _measured(aten.mkldnn_rnn_layer.default, args, {})[1]
+    return tuple(args[0].new_empty(each.shape, dtype=each.dtype) for each in results) or NotImplemented
+
+
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {aten.mkldnn_rnn_layer.default: _onednn_lstm}
+"""Replacements by operator."""
 
 
 def cpu_workspace(func: Any) -> Callable[..., int] | None:
@@ -45,7 +55,7 @@ def cpu_workspace(func: Any) -> Callable[..., int] | None:
         may_need = _converts
 
     def workspace(*args: Any, **kwargs: Any) -> int:
-        return _measured(func, args, kwargs) if may_need is None or may_need(_tensors(args)) else 0
+        return _measured(func, args, kwargs)[0] if may_need is None or may_need(_tensors(args)) else 0
 
     return workspace
 
@@ -73,26 +83,30 @@ def has_rows(factor: Tensor) -> bool:
     )
 
 
-def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Returns the internal bytes at the operator's peak, beyond those of its results; 0 if memory is too small."""
+def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
+    """Returns the internal bytes at the operator's peak, beyond those of its results, and the results.
+
+    They are 0 and none if memory is too small.
+    """
     key = func, _described((args, tuple(kwargs.items())))
     if key not in _KNOWN:
         needed = 4 * sum(tensor.numel() * tensor.element_size() for tensor in _tensors((args, kwargs)))
-        _KNOWN[key] = _run(func, args, kwargs) if needed < free_ram() else 0
+        _KNOWN[key] = _run(func, args, kwargs) if needed < free_ram() else (0, [])
     return _KNOWN[key]
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.random.fork_rng(devices=[]):
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         try:
             with recorded() as found:
                 results = IN_PLACE.get(func, func)(*real_args, **real_kwargs)
         except (RuntimeError, ZeroDivisionError, IndexError):  # zeros are no lengths, and divide nothing
-            return 0
+            return 0, []
         sizes = [event.size for each in found for event in read_events(each, torch.device("cpu"))[1]]
+        forms = [torch.empty_like(each, device="meta") for each in _tensors(results)]
         del results
-    return max(accumulate(sizes), default=0) - sum(sizes)
+    return max(accumulate(sizes), default=0) - sum(sizes), forms
 
 
 def _zeros(value: Any) -> Any:

@@ -19,7 +19,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from econmt_memory.estimate import gpu_kernels, gradients, sequences
-from econmt_memory.estimate.allocator import round_up
 from econmt_memory.estimate.gpu_dispatch import as_on_gpu, standing_in
 from econmt_memory.measure.ops_package import following_rules
 from econmt_memory.measure.patches import patched
@@ -118,36 +117,6 @@ def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_
     return left.new_empty(*groups, left.shape[-2], right.shape[-1])
 
 
-def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
-    """Returns the bytes that oneDNN keeps of a float32 LSTM layer for the backward pass.
-
-    They are the gates, a copy of h, and input, h and their gradients over all steps and one more, for the layer and the
-    one below, in rows padded to cache lines, each part in whole pages (oneDNN 3, rnn_utils::set_offsets).
-    """
-
-    def padded(size: int) -> int:
-        row = round_up(size, 16)
-        return row + 16 if row % 256 == 0 else row
-
-    over_time = 2 * (steps + 1) * batch
-    parts = [steps * batch * padded(4 * hidden), steps * batch * padded(hidden)]
-    parts += 3 * [over_time * padded(max(inputs, hidden))] + 2 * [over_time * hidden]
-    return sum(round_up(4 * part, 4096) for part in parts)
-
-
-def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    recurrent, h, c, training = rest[1], rest[4], rest[5], rest[-1]
-    steps, batch, size = inputs.shape
-    hidden = recurrent.shape[1]
-    kept = onednn_workspace(steps, batch, size, hidden) if training else 0
-    return (
-        inputs.new_empty(steps, batch, hidden),
-        torch.empty_like(h),
-        torch.empty_like(c),
-        inputs.new_empty(kept, dtype=torch.uint8),
-    )
-
-
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: scalar_of,
     aten.is_set_to.default: _is_same,
@@ -159,7 +128,6 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
-    aten.mkldnn_rnn_layer.default: _onednn_lstm,
     aten.native_layer_norm.default: _layer_norm,
     **sequences.REPLACEMENTS,
 }
