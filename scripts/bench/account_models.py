@@ -1,4 +1,4 @@
-"""Compares predicted memory of training steps with measured memory, for models by others.
+"""Compares predicted with measured memory of many models.
 
     python -m scripts.bench account-models
     python -m scripts.bench account-models --models vgg16 gpt2 --batch 2 --length 64

@@ -162,12 +162,9 @@ def _copies(tensors: Iterable[Tensor]) -> int:
     return sum(round_up(tensor.nbytes, BLOCK) for tensor in tensors)
 
 
-_OF_CONTIGUOUS = ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data")
-_OF_CONTIGUOUS += (
-    "native_layer_norm",
-    "native_layer_norm_backward",
-    "native_group_norm",
-    "native_group_norm_backward",
+_OF_CONTIGUOUS = (
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
 )
 """Operators that copy tensors that are not contiguous, such as expanded gradients."""
 
