@@ -75,12 +75,8 @@ def _reorders(factors: list[Tensor]) -> bool:
 
 def has_rows(factor: Tensor) -> bool:
     """Returns True if rows or columns of one or several matrices have neighbouring elements and do not overlap."""
-    if factor.dim() < 2:
-        return True
     sizes, strides = factor.shape[-2:], factor.stride()[-2:]
-    return factor.is_contiguous() or any(
-        strides[inner] == 1 and strides[1 - inner] >= max(1, sizes[inner]) for inner in (0, 1)
-    )
+    return factor.dim() < 2 or any(strides[i] == 1 and strides[1 - i] >= max(1, sizes[i]) for i in (0, 1))
 
 
 def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 
-from econmt_memory.estimate.sequences import CELLS, STAND_INS, batch_sizes_of, ctc_loss
+from econmt_memory.estimate.sequences import CELLS, STAND_INS, ctc_loss, lengths_of
 from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
@@ -204,7 +204,7 @@ def padded_rnn(name: str, inputs: Tensor, hx: Any, params: Any, *settings: Any) 
 
 def packed_rnn(name: str, data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
     """Runs a recurrent network over packed sequences."""
-    sizes = batch_sizes_of(batch_sizes, len(data))
+    sizes = lengths_of(batch_sizes, len(data) // len(batch_sizes))
     return _cudnn_rnn(name, data, hx, params, settings, batch_sizes=sizes)
 
 

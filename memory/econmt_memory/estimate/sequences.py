@@ -39,7 +39,7 @@ def know_values(fake: Tensor, tensor: Tensor) -> None:
 
 def known_values(fake: Tensor) -> Any:
     """Returns the values of a fake tensor of integers, as `Tensor.tolist` does; None if they are unknown."""
-    known = getattr(fake, "known", None)
+    known = getattr(fake, "known", getattr(fake, "constant", None))
     if known is None or known.is_floating_point():
         return None
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -78,20 +78,16 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
         fake.known = real
 
 
-def _lengths(lengths: Tensor, longest: int) -> Any:
+def lengths_of(lengths: Tensor, longest: int) -> Any:
+    """Returns lengths, of sequences or of the steps of packed ones; all the longest one if they are unknown."""
     values = known_values(lengths)
     return [longest] * len(lengths) if values is None else values
-
-
-def batch_sizes_of(batch_sizes: Tensor, rows: int) -> Any:
-    """Returns the rows of each step of a packed sequence; equal ones if they are unknown."""
-    return _lengths(batch_sizes, rows // len(batch_sizes))
 
 
 def _pack(inputs: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Copies the steps, as many at once as have the same sequences (PackedSequence.cpp, _pack_padded_sequence)."""
     inputs = inputs.transpose(0, 1) if batch_first else inputs
-    values = _lengths(lengths, len(inputs))
+    values = lengths_of(lengths, len(inputs))
     sizes = [sum(length > step for length in values) for step in range(max(values))]
     steps, begin = [], 0
     for size, equal in groupby(sizes):
@@ -109,7 +105,7 @@ def _unpack(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, steps: int
 ) -> tuple[Tensor, Tensor]:
     """Copies the steps, as many at once as have the same sequences (PackedSequence.cpp, _pad_packed_sequence)."""
-    sizes = batch_sizes_of(batch_sizes, len(data))
+    sizes = lengths_of(batch_sizes, len(data) // len(batch_sizes))
     padded = data.new_full((max(steps, len(sizes)), sizes[0], *data.shape[1:]), padding)
     begin = row = 0
     for size, equal in groupby(sizes):
@@ -123,7 +119,7 @@ def _unpack(
 
 def _packed_rnn(name: str, data: Tensor, batch_sizes: Tensor, *settings: Any) -> Any:
     """Runs a recurrent network step by step, which reads the numbers of rows (RNN.cpp, PackedLayer)."""
-    sizes = batch_sizes_of(batch_sizes, len(data))
+    sizes = lengths_of(batch_sizes, len(data) // len(batch_sizes))
     with torch._C._DisableTorchDispatch():
         real = torch.tensor(sizes)
     return getattr(aten, name).data._op_dk(_COMPOSITE, data, real, *settings)
@@ -134,7 +130,7 @@ def _ctc_loss(
 ) -> tuple[Tensor, Tensor]:
     """Keeps two values for each symbol of the longest target and step (LossCTC.cpp)."""
     steps, batch = log_probs.shape[:2]
-    longest = max(_lengths(target_lengths, -(-targets.numel() // batch)))
+    longest = max(lengths_of(target_lengths, -(-targets.numel() // batch)))
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
 
 
@@ -170,7 +166,7 @@ def ctc_loss(
 ) -> Any:
     """Computes a CTC loss on a GPU, in cuDNN where it can (cudnn/LossCTC.cpp, _use_cudnn_ctc_loss_tensor)."""
     given = log_probs, targets, input_lengths, target_lengths, blank
-    pairs = zip(_lengths(target_lengths, 0), _lengths(input_lengths, len(log_probs)), strict=True)
+    pairs = zip(lengths_of(target_lengths, 0), lengths_of(input_lengths, len(log_probs)), strict=True)
     in_cudnn = (
         torch.backends.cudnn.enabled
         and blank == 0
