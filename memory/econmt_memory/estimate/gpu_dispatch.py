@@ -237,26 +237,15 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
 """Stand-ins by the name of the function's overload."""
 
 
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet), overload or "default")
-
-
 def _composite(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-def _only_fake(name: str, stand_in: Callable[..., Any]) -> Callable[..., Any]:
-    """Restricts a stand-in to fake tensors; real ones, as of other threads, run PyTorch's own function."""
-    function = _overload(name)
-
-    @functools.wraps(stand_in)
-    def choose(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(first, FakeTensor):
-            return stand_in(first, *args, **kwargs)
-        return _composite(function, first, *args, **kwargs)
-
-    return choose
+def _choose(function: Any, stand_in: Callable[..., Any], first: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Runs a stand-in for fake tensors; real ones, as of other threads, run PyTorch's own function."""
+    if isinstance(first, FakeTensor):
+        return stand_in(first, *args, **kwargs)
+    return _composite(function, first, *args, **kwargs)
 
 
 @contextmanager
@@ -264,7 +253,9 @@ def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Lets stand-ins run for fake tensors within the context, by the name of the function's overload."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, stand_in in stand_ins.items():
-        library.impl(name, _only_fake(name, stand_in), "AutogradCPU")
+        packet, _, overload = name.partition(".")
+        function = getattr(getattr(aten, packet), overload or "default")
+        library.impl(name, functools.partial(_choose, function, stand_in), "AutogradCPU")
     try:
         yield
     finally:
@@ -274,17 +265,10 @@ def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Lets fake tensors of the CPU take the path of a GPU within the context; optimizers update all tensors at once."""
-    modules: list[Any] = [importlib.import_module("torch.optim.optimizer"), _foreach_utils]
-    kinds = {id(kinds): kinds for kinds in (module._foreach_supported_types for module in modules)}
     devices = _foreach_utils._get_foreach_kernels_supported_devices
-    for supported in kinds.values():
-        supported.append(FakeTensor)
-    try:
-        with standing_in(_STAND_INS), ExitStack() as stack:
-            for module in modules:
-                more = patched(module, _get_foreach_kernels_supported_devices=lambda: [*devices(), "cpu"])
-                stack.enter_context(more)
-            yield
-    finally:
-        for supported in kinds.values():
-            supported.remove(FakeTensor)
+    kinds: Any = [*_foreach_utils._foreach_supported_types, FakeTensor]
+    with standing_in(_STAND_INS), ExitStack() as stack:
+        for module in (importlib.import_module("torch.optim.optimizer"), _foreach_utils):
+            on_cpu = {"_get_foreach_kernels_supported_devices": lambda: [*devices(), "cpu"]}
+            stack.enter_context(patched(module, **on_cpu, _foreach_supported_types=kinds))
+        yield
