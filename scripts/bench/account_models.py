@@ -93,7 +93,8 @@ _CLASSES = {
     **dict.fromkeys(
         ("albert", "bert", "big_bird", "distilbert", "longformer", "roberta"), "AutoModelForMaskedLM"
     ),
-    "clip": "AutoModel", "whisper": "AutoModelForSpeechSeq2Seq",
+    "clip": "AutoModel",
+    "whisper": "AutoModelForSpeechSeq2Seq",
 }
 """Classes of transformers by type of model; others are AutoModelForCausalLM."""
 

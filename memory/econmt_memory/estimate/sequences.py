@@ -1,7 +1,7 @@
 """Sequences of several lengths: packed ones, and those of CTC losses (PyTorch 2.11, aten/src/ATen/native).
 
-Lengths are values of tensors. Those that the program has made before are known (:func:`known_values`); others are
-taken to be the longest possible.
+Lengths are values of tensors. Vectors of integers that the program has made before are known, and small tensors that it
+computes from them and from constants, such as masks (:func:`following_values`). Other lengths are the longest possible.
 """
 
 from __future__ import annotations
@@ -18,32 +18,43 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 aten = torch.ops.aten
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_MOST_KNOWN = 4096
+_MOST_KNOWN = 1 << 16
 """Most elements of a tensor whose values are known."""
 _FOLLOWED = {
-    "_to_copy", "add", "ceil", "clamp", "clone", "cumsum", "detach", "div", "flip", "floor", "floor_divide", "index",
-    "index_select", "max", "min", "mul", "remainder", "select", "slice", "sort", "sub", "sum", "unbind",
+    "_to_copy", "add", "alias", "all", "any", "arange", "bitwise_and", "bitwise_not", "bitwise_or", "cat", "ceil",
+    "clamp", "clone", "constant_pad_nd", "copy_", "cumsum", "detach", "div", "eq", "expand", "fill_", "flip",
+    "floor", "floor_divide", "full", "full_like", "ge", "gt", "index", "index_put_", "index_select", "le",
+    "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "max", "min", "mul", "ne",
+    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "remainder", "rsub", "scalar_tensor",
+    "select", "slice", "sort", "squeeze", "sub", "sum", "t", "transpose", "unbind", "unsqueeze", "view", "where",
+    "zeros", "zeros_like",
 }  # fmt: skip
-"""Operators by which programs compute with lengths."""
+"""Operators by which programs compute lengths and masks."""
 CELLS = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 """Recurrent functions of PyTorch, in the order of their numbers in `torch._cudnn_rnn` (cudnn/RNN.cpp)."""
 
 
 def know_values(fake: Tensor, tensor: Tensor) -> None:
     """Lets a fake tensor know the values of the real one that it stands for, if they may be lengths."""
-    is_list = tensor.dim() == 1 and tensor.numel() <= _MOST_KNOWN
-    if is_list and tensor.dtype in (torch.int32, torch.int64) and tensor.device.type == "cpu":
+    is_whole = tensor.dtype in (torch.int32, torch.int64) and tensor.device.type == "cpu"
+    if is_whole and tensor.dim() == 1 and tensor.numel() <= _MOST_KNOWN:
         with torch._C._DisableTorchDispatch():
             fake.known = tensor.clone()  # type: ignore[attr-defined]
 
 
 def known_values(fake: Tensor) -> Any:
     """Returns the values of a fake tensor of integers, as `Tensor.tolist` does; None if they are unknown."""
-    known = getattr(fake, "known", getattr(fake, "constant", None))
+    known = _known(fake)
+    known = getattr(fake, "constant", None) if known is None else known
     if known is None or known.is_floating_point():
         return None
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return known.tolist()
+
+
+def _known(fake: Tensor) -> Tensor | None:
+    known: Tensor | None = getattr(fake, "known", None)
+    return None if known is None or (known.numel() and not known.untyped_storage().nbytes()) else known
 
 
 def following_values(run: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
@@ -51,31 +62,30 @@ def following_values(run: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...],
 
     def run_and_follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = run(func, args, kwargs)
-        first = args[0] if args else None
-        if func is aten.lift_fresh.default and type(first) is Tensor:
-            know_values(result, first)
-        elif getattr(first, "known", None) is not None:
-            _follow(func, args, kwargs, result)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            if func is aten.lift_fresh.default and type(args[0]) is Tensor:
+                result.known = args[0].clone() if args[0].numel() <= _MOST_KNOWN else None
+            elif not args or not isinstance(args[0], Tensor) or _known(args[0]) is not None:
+                _follow(func, args, kwargs, result)
         return result
 
     return run_and_follow
 
 
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    if func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
-        args[0].known = None
-    elif func is aten.index.Tensor and result.shape == args[0].shape:
-        result.known = args[0].known  # in another order, as when packed sequences are put back into theirs
-    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-    if func.overloadpacket.__name__ not in _FOLLOWED or any(
-        getattr(each, "known", None) is None for each in given
+    fakes = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+    given = [_known(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    is_small = all(each.numel() <= _MOST_KNOWN for each in fakes)
+    if func.overloadpacket.__name__ in _FOLLOWED and is_small and all(each is not None for each in given):
+        real_args, real_kwargs = tree_map_only(Tensor, _known, (args, kwargs))
+        for fake, real in zip(fakes, tree_leaves(func(*real_args, **real_kwargs)), strict=True):
+            fake.known = real  # type: ignore[attr-defined]
+    elif (
+        func._schema.is_mutable and torch.Tag.inplace_view not in func.tags and given and given[0] is not None
     ):
-        return
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        real_args, real_kwargs = tree_map_only(Tensor, lambda each: each.known, (args, kwargs))
-        values = func(*real_args, **real_kwargs)
-    for fake, real in zip(tree_leaves(result), tree_leaves(values), strict=True):
-        fake.known = real
+        given[0].untyped_storage().resize_(0)  # forgets the values, of all views
+    elif func is aten.index.Tensor and result.shape == args[0].shape:
+        result.known = _known(args[0])  # in another order, as when packed sequences are put back into theirs
 
 
 def lengths_of(lengths: Tensor, longest: int) -> Any:

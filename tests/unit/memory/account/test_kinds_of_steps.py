@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,22 @@ def test_lengths_that_are_unknown_are_the_longest() -> None:
 
     longest = peak(torch.tensor([6, 6, 6]))
     assert peak(torch.tensor([6, 3, 1])) < longest == peak(torch.empty(3, dtype=torch.int64, device="meta"))
+
+
+def test_masks_of_constants_are_known_until_something_unknown_is_written_to_them() -> None:
+    tokens = torch.ones(2, 8, dtype=torch.int64)
+
+    def step() -> None:
+        mask = torch.ones(2, 8)
+        part = mask[:, :4]
+        part.fill_(0)
+        conditions = [bool((mask > 1).any()), bool(mask.all()), bool((mask == 0).any())]
+        part.mul_(tokens[:, :4])
+        print([*conditions, bool((mask > 1).any())], file=said)
+
+    said = io.StringIO()
+    memory.predict(step, device="cpu")
+    assert said.getvalue().splitlines() == 2 * ["[False, False, True, True]"]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
