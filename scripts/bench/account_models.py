@@ -33,19 +33,14 @@ def _wide(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
     return {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads, **more}
 
 
-def _llama(
-    width: int, layers: int, heads: int, groups: int, inner: int, words: int, tied: bool
-) -> dict[str, Any]:
-    sizes = {"num_key_value_heads": groups, "intermediate_size": inner, "vocab_size": words, "head_dim": 128}
-    return _wide(width, layers, heads, **sizes, tie_word_embeddings=tied)
+def _llama(width: int, layers: int, heads: int, *sizes: int, tied: bool = True) -> dict[str, Any]:
+    names = ("num_key_value_heads", "intermediate_size", "vocab_size")
+    return _wide(
+        width, layers, heads, head_dim=128, tie_word_embeddings=tied, **dict(zip(names, sizes, strict=True))
+    )
 
 
-_GPT_NEO = {
-    "hidden_size": 768,
-    "num_layers": 12,
-    "num_heads": 12,
-    "attention_types": [[["global", "local"], 6]],
-}
+_GPT_NEO = {"num_layers": 12, "attention_types": [[["global", "local"], 6]]}
 _OPT_350M = {"ffn_dim": 4096, "word_embed_proj_dim": 512, "do_layer_norm_before": False}
 MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     **{
@@ -63,17 +58,17 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     },
     "distilgpt2": ("transformers", "gpt2", "AdamW", {"n_layer": 6}),
     "gpt2": ("transformers", "gpt2", "AdamW", {}),
-    "gpt-neo-125m": ("transformers", "gpt_neo", "Adam", _GPT_NEO),
+    "gpt-neo-125m": ("transformers", "gpt_neo", "Adam", _wide(768, 12, 12, **_GPT_NEO)),
     "opt-125m": ("transformers", "opt", "AdamW", {}),
     "opt-350m": ("transformers", "opt", "Adafactor", _wide(1024, 24, 16, **_OPT_350M)),
     "Cerebras-GPT-111M": ("transformers", "gpt2", "Adam", {"n_layer": 10, "activation_function": "gelu"}),
     "pythia-1b": ("transformers", "gpt_neox", "SGD", _wide(2048, 16, 8, intermediate_size=8192, vocab_size=50304)),
     "t5-small": ("transformers", "t5", "Adafactor", {}),
     "t5-base": ("transformers", "t5", "AdamW", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}),
-    "Qwen3-0.6B": ("transformers", "qwen3", "Adafactor", _llama(1024, 28, 16, 8, 3072, 151936, True)),
-    "Qwen3-4B": ("transformers", "qwen3", "AdamW", _llama(2560, 36, 32, 8, 9728, 151936, True)),
-    "DeepSeek-R1-Distill-Qwen-1.5B": ("transformers", "qwen2", "AdamW", _llama(1536, 28, 12, 2, 8960, 151936, False)),
-    "Llama-3.2-3B": ("transformers", "llama", "AdamW", _llama(3072, 28, 24, 8, 8192, 128256, True)),
+    "Qwen3-0.6B": ("transformers", "qwen3", "Adafactor", _llama(1024, 28, 16, 8, 3072, 151936)),
+    "Qwen3-4B": ("transformers", "qwen3", "AdamW", _llama(2560, 36, 32, 8, 9728, 151936)),
+    "DeepSeek-R1-Distill-1.5B": ("transformers", "qwen2", "AdamW", _llama(1536, 28, 12, 2, 8960, 151936, tied=False)),
+    "Llama-3.2-3B": ("transformers", "llama", "AdamW", _llama(3072, 28, 24, 8, 8192, 128256)),
     "Albert": ("transformers", "albert", "Adam", _wide(768, 12, 12, intermediate_size=3072)),
     "Bart": ("transformers", "bart", "AdamW", {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6}),
     "Bert": ("transformers", "bert", "AdamW", {}),
@@ -86,7 +81,7 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "clip": ("transformers", "clip", "AdamW", {}),
 }  # fmt: skip
 """Package, name there, optimizer and settings of models that such predictions are compared on."""
-LARGE = ("pythia-1b", "Qwen3-0.6B", "DeepSeek-R1-Distill-Qwen-1.5B", "Llama-3.2-3B", "Qwen3-4B")
+LARGE = ("pythia-1b", "Qwen3-0.6B", "DeepSeek-R1-Distill-1.5B", "Llama-3.2-3B", "Qwen3-4B")
 """Models in bfloat16; the last three do not fit into 6 GB, and run on a GPU only."""
 _CLASSES = {
     **dict.fromkeys(("t5", "bart"), "AutoModelForSeq2SeqLM"),
@@ -121,29 +116,26 @@ def _text(
     return model, lambda: model(**given).loss
 
 
-def make(name: str, device: str, batch: int, length: int) -> tuple[Callable[[], None], nn.Module, Any]:
-    """Returns a training step of a model, the model and its optimizer."""
+def _other(package: str, kind: str, batch: int) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """Returns a model of graphs or images and its loss."""
+    if package == "torch_geometric":
+        model = getattr(importlib.import_module("torch_geometric.nn"), kind)(64, 64, 3, 64)
+        nodes, edges = torch.randn(1000 * batch, 64), torch.randint(0, 1000 * batch, (2, 8000 * batch))
+        return model, lambda: model(nodes, edges).sum()
+    library: Any = importlib.import_module("timm" if package == "timm" else "torchvision.models")
+    model = (library.create_model if package == "timm" else library.get_model)(kind)
+    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+    return model, lambda: nn.functional.cross_entropy(model(images), labels)
+
+
+def measure(name: str, device: str, batch: int, length: int) -> Row:
+    """Returns a row of the table."""
     package, kind, optimizer_name, settings = MODELS[name]
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16 if name in LARGE else torch.float32)
     with torch.device(device):
-        if package == "transformers":
-            model, loss = _text(kind, settings, batch, length)
-        elif package == "torch_geometric":
-            model = getattr(importlib.import_module("torch_geometric.nn"), kind)(64, 64, 3, 64)
-            nodes, edges = torch.randn(1000 * batch, 64), torch.randint(0, 1000 * batch, (2, 8000 * batch))
-
-            def loss() -> Tensor:
-                return model(nodes, edges).sum()
-
-        else:
-            library = importlib.import_module("timm" if package == "timm" else "torchvision.models")
-            model = (library.create_model if package == "timm" else library.get_model)(kind)
-            images, labels = torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
-
-            def loss() -> Tensor:
-                return nn.functional.cross_entropy(model(images), labels)
-
+        of_text = package == "transformers"
+        model, loss = _text(kind, settings, batch, length) if of_text else _other(package, kind, batch)
     optimizer: Any = getattr(torch.optim, optimizer_name)(model.train().parameters(), lr=1e-4)
 
     def step() -> None:
@@ -151,12 +143,6 @@ def make(name: str, device: str, batch: int, length: int) -> tuple[Callable[[], 
         loss().backward()
         optimizer.step()
 
-    return step, model, optimizer
-
-
-def measure(name: str, device: str, batch: int, length: int) -> Row:
-    """Returns a row of the table."""
-    step, model, optimizer = make(name, device, batch, length)
     begin = time.process_time()
     predicted = memory.predict(step, model, optimizer, device=device).peak_bytes
     took = time.process_time() - begin
