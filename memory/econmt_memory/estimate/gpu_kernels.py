@@ -148,9 +148,8 @@ class Workspaces:
             # A product to which a vector is added uses cuBLASLt, whose workspace is another 1 MiB.
             self._begin(("Lt", backward), 1 << 20)
         factors = (each for each in (first, *others) if isinstance(each, Tensor))
-        return _copies(
-            each for each in factors if not has_rows(each)
-        )  # cuda/CUDABlas, prepare_matrix_for_cublas
+        # Others are copied first (cuda/Blas.cpp, prepare_matrix_for_cublas).
+        return _copies(each for each in factors if not has_rows(each))
 
     def _begin(self, of: Any, size: int) -> None:
         if of not in self._of_threads:
@@ -173,9 +172,7 @@ def _made_contiguous(*args: Any, **_: Any) -> int:
     return _copies(each for each in args if isinstance(each, Tensor) and not each.is_contiguous())
 
 
-def _index_put(
-    _: Tensor, indices: Sequence[Tensor | None], _values: Tensor, adds: bool = False, *__: Any
-) -> int:
+def _index_put(_: Any, indices: Sequence[Any], _values: Any, adds: bool = False, *__: Any) -> int:
     """Sorts the indices to add up values (cuda/Indexing.cu, index_put_with_sort_kernel)."""
     if not adds:
         return 0

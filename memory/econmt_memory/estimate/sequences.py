@@ -80,10 +80,9 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
         real_args, real_kwargs = tree_map_only(Tensor, _known, (args, kwargs))
         for fake, real in zip(fakes, tree_leaves(func(*real_args, **real_kwargs)), strict=True):
             fake.known = real  # type: ignore[attr-defined]
-    elif (
-        func._schema.is_mutable and torch.Tag.inplace_view not in func.tags and given and given[0] is not None
-    ):
-        given[0].untyped_storage().resize_(0)  # forgets the values, of all views
+    elif func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
+        if given and given[0] is not None:
+            given[0].untyped_storage().resize_(0)  # forgets the values, of all views
     elif func is aten.index.Tensor and result.shape == args[0].shape:
         result.known = _known(args[0])  # in another order, as when packed sequences are put back into theirs
 
