@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
@@ -44,12 +45,10 @@ def know_values(fake: Tensor, tensor: Tensor) -> None:
 
 def known_values(fake: Tensor) -> Any:
     """Returns the values of a fake tensor of integers, as `Tensor.tolist` does; None if they are unknown."""
-    known = _known(fake)
-    known = getattr(fake, "constant", None) if known is None else known
-    if known is None or known.is_floating_point():
-        return None
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return known.tolist()
+        known = _known(fake)
+        known = getattr(fake, "constant", None) if known is None else known
+        return None if known is None or known.is_floating_point() else known.tolist()
 
 
 def _known(fake: Tensor) -> Tensor | None:
@@ -62,10 +61,13 @@ def following_values(run: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...],
 
     def run_and_follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = run(func, args, kwargs)
+        first = args[0] if args else None
+        if isinstance(first, FakeTensor) and getattr(first, "known", None) is None:
+            return result
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            if func is aten.lift_fresh.default and type(args[0]) is Tensor:
-                result.known = args[0].clone() if args[0].numel() <= _MOST_KNOWN else None
-            elif not args or not isinstance(args[0], Tensor) or _known(args[0]) is not None:
+            if func is aten.lift_fresh.default and type(first) is Tensor:
+                result.known = first.clone() if first.numel() <= _MOST_KNOWN else None
+            elif not isinstance(first, Tensor) or _known(first) is not None:
                 _follow(func, args, kwargs, result)
         return result
 
