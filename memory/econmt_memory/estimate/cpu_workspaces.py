@@ -48,29 +48,22 @@ def cpu_workspace(func: Any) -> Callable[..., int] | None:
     is_dynamic = torch.Tag.dynamic_output_shape in func.tags and packet is not aten.masked_select
     if func.namespace != "aten" or is_list or packet in _NEVER or is_dynamic:
         return None
-    may_need: Callable[[list[Tensor]], bool] | None = None
-    if packet in PRODUCTS:
-        may_need = _reorders
-    elif torch.Tag.pointwise in func.tags:
-        may_need = _converts
 
     def workspace(*args: Any, **kwargs: Any) -> int:
-        return _measured(func, args, kwargs)[0] if may_need is None or may_need(_tensors(args)) else 0
+        tensors = [tensor for tensor in _tensors(args) if tensor.dim()]
+        if packet in PRODUCTS:  # reorder factors of 16 bits, and those without neighbouring elements
+            allocates = any(tensor.element_size() == 2 or not has_rows(tensor) for tensor in tensors)
+        elif (
+            torch.Tag.pointwise in func.tags
+        ):  # convert integers and tensors of several types, or make them dense
+            types = {tensor.dtype for tensor in tensors}
+            plain = len(types) <= 1 and all(each.is_floating_point or each.is_complex for each in types)
+            allocates = not plain or not all(tensor.is_contiguous() for tensor in tensors)
+        else:
+            allocates = True
+        return _measured(func, args, kwargs)[0] if allocates else 0
 
     return workspace
-
-
-def _converts(tensors: list[Tensor]) -> bool:
-    """Returns True if an operator may convert tensors first, of several types or integers, or make them dense."""
-    tensors = [tensor for tensor in tensors if tensor.dim()]
-    types = {tensor.dtype for tensor in tensors}
-    plain = all(each.is_floating_point or each.is_complex for each in types)
-    return len(types) > 1 or not plain or not all(tensor.is_contiguous() for tensor in tensors)
-
-
-def _reorders(factors: list[Tensor]) -> bool:
-    """Returns True if a product reorders its factors: those of 16 bits, or without rows or columns of neighbours."""
-    return any(each.element_size() == 2 or not has_rows(each) for each in factors)
 
 
 def has_rows(factor: Tensor) -> bool:
