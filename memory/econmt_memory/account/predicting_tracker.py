@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from econmt_memory.estimate.allocator import CachingAllocator
+from econmt_memory.measure.allocations import OUTSIDE
 from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import Storage
 from econmt_memory.measure.tracker import Tracker
@@ -65,13 +66,23 @@ class PredictingTracker(Tracker):
             self.begin(phase)
         return phase
 
+    def random_state(self) -> Tensor:
+        """Returns the state of random numbers, which activation checkpointing keeps; a CPU's counts."""
+        state = torch.random.get_rng_state()
+        if self.allocator is None and not self._inside:
+            with torch._C.DisableTorchFunction():
+                storage = self._register(state, OUTSIDE, self.nodes.running())
+            self._change(storage, storage.size)
+        return state
+
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""
         for records in (self.changes, self.begins, self.works, self.flops):
             records.clear()
         self.before = [(storage, storage.size) for storage, _ in self._known.values()]
         for storage, _ in self.before:
-            storage.operator, storage.kept_by, storage.line = "", None, None
+            named = storage.layer if storage.category == "workspace" else ""  # by a library that keeps it
+            storage.operator, storage.kept_by, storage.line = named, None, None
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
 

@@ -26,12 +26,14 @@ from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.reachable import reachable, restored
 from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt_memory.account.tracking import nested_hooks, several
-from econmt_memory.estimate import gpu_kernels
+from econmt_memory.estimate import cpu_workspaces, gpu_kernels
 from econmt_memory.estimate.allocator import CachingAllocator
-from econmt_memory.estimate.cpu_workspaces import cpu_workspace
 from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
+from econmt_memory.estimate.gradients import Accumulation, accumulate_once
+from econmt_memory.estimate.sequences import following_values
 from econmt_memory.estimate.shape_cache import ShapeCache
-from econmt_memory.measure.record import MemoryRecord
+from econmt_memory.measure.patches import patched
+from econmt_memory.measure.storages import MemoryRecord
 
 aten = torch.ops.aten
 
@@ -114,11 +116,15 @@ def _predicted(
         ):
             _fake(models, [*optimizers, *others], stand_ins.replaced)
             mode.allow_non_fake_inputs = True
-            replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
+            replacements = dict(ON_GPU if on_gpu else {**REPLACEMENTS, **cpu_workspaces.REPLACEMENTS})
             replacements[aten.nonzero.default] = partial(elements_not_zero, nonzero)
+            replacements[aten.add.Tensor] = Accumulation()
             allocator = CachingAllocator() if on_gpu else None
-            tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
-            tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
+            tracker = PredictingTracker(
+                allocator, replacements=replacements, run=following_values(ShapeCache(mode))
+            )
+            by_cpu = cpu_workspaces.cpu_workspace
+            tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else by_cpu
             for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
                 if parameter.layout is not torch.strided:
                     raise ValueError(
@@ -126,6 +132,7 @@ def _predicted(
                     )
                 tracker.find(parameter)
             with tracker:  # without a record
+                accumulate_once()
                 made = step()
                 run = made if callable(made) else step
                 del made  # a result, which would stay in memory
@@ -138,7 +145,8 @@ def _predicted(
             with tracker.recording():
                 tracker.start_over()
                 tracker.begin("forward")
-                with scopes.active(), nested_hooks(tracker):
+                counted = patched(torch, get_rng_state=tracker.random_state)
+                with scopes.active(), nested_hooks(tracker), counted:
                     run()
             account.close(scopes)
     except DynamicOutputShapeException as error:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from econmt_memory.account.reachable import Reached
 from econmt_memory.estimate.fake import scalar_of
+from econmt_memory.estimate.sequences import know_values
 from econmt_memory.measure.patches import patched
 
 _IN_FLOAT32 = frozenset(
@@ -59,14 +60,15 @@ class OnCPU(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tree_map(self.replaced, (args, kwargs or {}))
+        args = tuple(map(self.replaced, args))
+        kwargs = {key: self.replaced(value) for key, value in (kwargs or {}).items()}
         name = getattr(func, "__name__", "")
         if func is Tensor.cuda:
             return args[0]
         if func is Tensor.numpy:
             return np.ones(tuple(args[0].shape), str(args[0].dtype).removeprefix("torch."))
         if func is Tensor.tolist:
-            return np.full(tuple(args[0].shape), scalar_of(args[0])).tolist()
+            return np.broadcast_to(scalar_of(args[0]), tuple(args[0].shape)).tolist()
         if self._like_gpu and torch.is_autocast_enabled("cpu"):
             if name in _IN_FLOAT32:
                 with torch.autocast("cpu", enabled=False):
@@ -80,6 +82,8 @@ class OnCPU(TorchFunctionMode):
         """Returns the fake tensor that stands for a real one, the CPU for a GPU, and other things as they are."""
         if isinstance(value, Tensor):
             return self._stand_in(value)
+        if isinstance(value, list | tuple | dict):
+            return tree_map(self.replaced, value)
         if isinstance(value, torch.device):
             return torch.device("cpu") if value.type == "cuda" else value
         if isinstance(value, str):
@@ -103,6 +107,7 @@ class OnCPU(TorchFunctionMode):
                 fake = nn.Parameter(fake, tensor.requires_grad)
             elif tensor.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
+            know_values(fake, tensor)
             key = id(tensor)
             self._fakes[key] = weakref.ref(tensor, lambda _: self._fakes.pop(key, None)), fake
             if tensor.is_leaf and tensor.grad is not None:

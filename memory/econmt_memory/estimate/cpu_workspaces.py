@@ -14,76 +14,96 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from econmt_memory.estimate.gradients import IN_PLACE
 from econmt_memory.measure.allocations import recorded
 from econmt_memory.measure.profiled_operators import read_events
 from econmt_memory.measure.ram import free_ram
 
 aten = torch.ops.aten
 
-_ALWAYS = (
-    aten.convolution.default,
-    aten.convolution_backward.default,
-    aten.mkldnn_rnn_layer.default,
-    aten.mkldnn_rnn_layer_backward.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    aten.native_layer_norm_backward.default,
-    aten.native_group_norm_backward.default,
-    aten.native_batch_norm_backward.default,
-    aten.embedding_dense_backward.default,
-)
-_IN_16_BITS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-"""Matrix products, which reorder their factors if these have 16 bits."""
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+"""Matrix products."""
+_NEVER = (aten.copy_, aten._to_copy, aten.cat, aten.zero_, aten.fill_, aten._local_scalar_dense, aten.resize_)
+"""Operators that only write their results."""
 
-_KNOWN: dict[Any, int] = {}
-"""Internal bytes by operator and arguments, shared by all predictions of the process."""
+_KNOWN: dict[Any, tuple[int, list[Tensor]]] = {}
+"""Internal bytes and results without memory, by operator and arguments, shared by all predictions of the process."""
+
+
+def _onednn_lstm(*args: Any) -> tuple[Tensor, ...]:
+    """Makes results of the sizes that oneDNN chooses, since it keeps what it likes for the backward pass."""
+    results = _measured(aten.mkldnn_rnn_layer.default, args, {})[1]
+    return tuple(args[0].new_empty(each.shape, dtype=each.dtype) for each in results) or NotImplemented
+
+
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {aten.mkldnn_rnn_layer.default: _onednn_lstm}
+"""Replacements by operator."""
 
 
 def cpu_workspace(func: Any) -> Callable[..., int] | None:
     """Returns a function that gives the internal bytes of an operator for its arguments; None if it needs none."""
-    if func in _ALWAYS:
-        return lambda *args, **kwargs: _measured(func, args, kwargs)
-    if func in _IN_16_BITS:
-        return lambda *args, **kwargs: _measured(func, args, kwargs) if args[0].element_size() == 2 else 0
-    if torch.Tag.pointwise in func.tags:
-        return lambda *args, **kwargs: _measured(func, args, kwargs) if _is_mixed(args) else 0
-    return None
+    packet = getattr(func, "overloadpacket", None)
+    is_list = func.name().startswith(("aten::_foreach", "aten::_fused"))
+    # Results for zeros would have other sizes.
+    is_dynamic = torch.Tag.dynamic_output_shape in func.tags and packet is not aten.masked_select
+    if func.namespace != "aten" or is_list or packet in _NEVER or is_dynamic:
+        return None
+
+    def workspace(*args: Any, **kwargs: Any) -> int:
+        tensors = [tensor for tensor in _tensors(args) if tensor.dim()]
+        if packet in PRODUCTS:  # reorder factors of 16 bits, and those without neighbouring elements
+            allocates = any(tensor.element_size() == 2 or not has_rows(tensor) for tensor in tensors)
+        elif (
+            torch.Tag.pointwise in func.tags
+        ):  # convert integers and tensors of several types, or make them dense
+            types = {tensor.dtype for tensor in tensors}
+            plain = len(types) <= 1 and all(each.is_floating_point or each.is_complex for each in types)
+            allocates = not plain or not all(tensor.is_contiguous() for tensor in tensors)
+        else:
+            allocates = True
+        return _measured(func, args, kwargs)[0] if allocates else 0
+
+    return workspace
 
 
-def _is_mixed(args: tuple[Any, ...]) -> bool:
-    """Returns True if tensors have several types, or integers, so that an operator may convert them first."""
-    types = {tensor.dtype for tensor in _tensors(args) if tensor.dim()}
-    return len(types) > 1 or not all(each.is_floating_point or each.is_complex for each in types)
+def has_rows(factor: Tensor) -> bool:
+    """Returns True if rows or columns of one or several matrices have neighbouring elements and do not overlap."""
+    sizes, strides = factor.shape[-2:], factor.stride()[-2:]
+    return factor.dim() < 2 or any(strides[i] == 1 and strides[1 - i] >= max(1, sizes[i]) for i in (0, 1))
 
 
-def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Returns the internal bytes at the operator's peak, beyond those of its results; 0 if memory is too small."""
+def _measured(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
+    """Returns the internal bytes at the operator's peak, beyond those of its results, and the results.
+
+    They are 0 and none if memory is too small.
+    """
     key = func, _described((args, tuple(kwargs.items())))
     if key not in _KNOWN:
         needed = 4 * sum(tensor.numel() * tensor.element_size() for tensor in _tensors((args, kwargs)))
-        _KNOWN[key] = _run(func, args, kwargs) if needed < free_ram() else 0
+        _KNOWN[key] = _run(func, args, kwargs) if needed < free_ram() else (0, [])
     return _KNOWN[key]
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.random.fork_rng(devices=[]):
         real_args, real_kwargs = tree_map(_zeros, (args, kwargs))
         try:
             with recorded() as found:
-                results = func(*real_args, **real_kwargs)
-        except (RuntimeError, ZeroDivisionError):  # integers divided by zeros
-            return 0
+                results = IN_PLACE.get(func, func)(*real_args, **real_kwargs)
+        except (RuntimeError, ZeroDivisionError, IndexError):  # zeros are no lengths, and divide nothing
+            return 0, []
         sizes = [event.size for each in found for event in read_events(each, torch.device("cpu"))[1]]
+        forms = [torch.empty_like(each, device="meta") for each in _tensors(results)]
         del results
-    return max(accumulate(sizes), default=0) - sum(sizes)
+    return max(accumulate(sizes), default=0) - sum(sizes), forms
 
 
 def _zeros(value: Any) -> Any:
-    """Returns zeros in place of a fake tensor."""
+    """Returns zeros in place of a fake tensor, or a mask that is true."""
     if not isinstance(value, Tensor):
         return value
     plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    plain.untyped_storage().fill_(0)  # type: ignore[attr-defined]
+    plain.untyped_storage().fill_(1 if value.dtype is torch.bool else 0)  # type: ignore[attr-defined]
     return plain
 
 

@@ -18,18 +18,21 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt_memory.estimate import gpu_kernels
-from econmt_memory.estimate.allocator import round_up
-from econmt_memory.estimate.gpu_dispatch import as_on_gpu
+from econmt_memory.estimate import gpu_kernels, gradients, sequences
+from econmt_memory.estimate.gpu_dispatch import as_on_gpu, standing_in
 from econmt_memory.measure.ops_package import following_rules
 from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
 
-def scalar_of(value: Tensor) -> float:
-    """Replaces reading a scalar: conditions are true, and a program may divide by x and, for a float, by 1 - x."""
-    return 0.5 if value.is_floating_point() else 1
+def scalar_of(value: Tensor) -> Any:
+    """Replaces reading values: conditions are true, and a program may divide by x and, for a float, by 1 - x.
+
+    Integers may be known (:mod:`econmt_memory.estimate.sequences`).
+    """
+    known = sequences.known_values(value)
+    return (0.5 if value.is_floating_point() else 1) if known is None else known
 
 
 def elements_not_zero(share: float, tensor: Tensor) -> Tensor:
@@ -93,16 +96,6 @@ def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
 
 
-def _adds_sparse(result: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    """Returns a replacement that adds a sparse gradient to a dense one, which fake tensors do not support."""
-
-    def add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-        is_sparse = isinstance(right, Tensor) and right.is_sparse and not left.is_sparse
-        return result(left) if is_sparse else NotImplemented
-
-    return add
-
-
 def _layer_norm(
     inputs: Tensor, sizes: Sequence[int], weight: Tensor | None, bias: Tensor | None, _eps: float
 ) -> Any:
@@ -124,43 +117,6 @@ def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_
     return left.new_empty(*groups, left.shape[-2], right.shape[-1])
 
 
-def _packed(*_: Any) -> Any:
-    """Refuses sequences whose lengths are values of a tensor."""
-    raise ValueError(
-        "memory.predict: packed sequences cannot be predicted for a CPU; use device='cuda' or memory.track"
-    )
-
-
-def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
-    """Returns the bytes that oneDNN keeps of a float32 LSTM layer for the backward pass.
-
-    They are the gates, a copy of h, and input, h and their gradients over all steps and one more, for the layer and the
-    one below, in rows padded to cache lines, each part in whole pages (oneDNN 3, rnn_utils::set_offsets).
-    """
-
-    def padded(size: int) -> int:
-        row = round_up(size, 16)
-        return row + 16 if row % 256 == 0 else row
-
-    over_time = 2 * (steps + 1) * batch
-    parts = [steps * batch * padded(4 * hidden), steps * batch * padded(hidden)]
-    parts += 3 * [over_time * padded(max(inputs, hidden))] + 2 * [over_time * hidden]
-    return sum(round_up(4 * part, 4096) for part in parts)
-
-
-def _onednn_lstm(inputs: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    recurrent, h, c, training = rest[1], rest[4], rest[5], rest[-1]
-    steps, batch, size = inputs.shape
-    hidden = recurrent.shape[1]
-    kept = onednn_workspace(steps, batch, size, hidden) if training else 0
-    return (
-        inputs.new_empty(steps, batch, hidden),
-        torch.empty_like(h),
-        torch.empty_like(c),
-        inputs.new_empty(kept, dtype=torch.uint8),
-    )
-
-
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: scalar_of,
     aten.is_set_to.default: _is_same,
@@ -168,14 +124,12 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.index.Tensor: _index,
     aten.masked_select.default: _masked_select,
     aten._unique2.default: partial(_distinct, int),
-    aten.add.Tensor: _adds_sparse(torch.empty_like),
-    aten.add_.Tensor: _adds_sparse(lambda left: left),
+    **gradients.REPLACEMENTS,
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
-    aten.mkldnn_rnn_layer.default: _onednn_lstm,
     aten.native_layer_norm.default: _layer_norm,
-    aten._pack_padded_sequence.default: _packed,
+    **sequences.REPLACEMENTS,
 }
 """Replacements by operator; a replacement takes the operator's arguments and returns results of the right shapes."""
 
@@ -211,6 +165,8 @@ def fake_tensors(device: str) -> Iterator[FakeTensorMode]:
         if device == "cuda":
             stack.enter_context(as_on_gpu())
             stack.enter_context(_without_launches())
+        else:
+            stack.enter_context(standing_in(sequences.STAND_INS))
         yield mode
 
 

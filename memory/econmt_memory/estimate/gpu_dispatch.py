@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,13 +18,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 
+from econmt_memory.estimate.sequences import CELLS, STAND_INS, ctc_loss, lengths_of
 from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
 _HALF = (torch.float16, torch.bfloat16)
-_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-"""Numbers of recurrent cells in `torch._cudnn_rnn` (cudnn/RNN.cpp)."""
 
 
 def dropout(inputs: Tensor, p: float, train: bool) -> Tensor:
@@ -192,7 +191,7 @@ def _cudnn_rnn(
     projected = h.shape[2] if h.shape[2] != hidden else 0
     count = (4 if biases else 2) + (1 if projected else 0)
     with torch.autocast("cpu", enabled=False):
-        buffer, sizes = weights[0].detach(), (_MODES[name], hidden, projected, layers)
+        buffer, sizes = weights[0].detach(), (CELLS.index(name), hidden, projected, layers)
         others = batch_first, p, train, bidirectional, list(batch_sizes), None
         results = aten._cudnn_rnn(inputs, list(weights), count, buffer, h, c, *sizes, *others)
     return tuple(results[: 2 if c is None else 3])
@@ -204,23 +203,9 @@ def padded_rnn(name: str, inputs: Tensor, hx: Any, params: Any, *settings: Any) 
 
 
 def packed_rnn(name: str, data: Tensor, batch_sizes: Tensor, hx: Any, params: Any, *settings: Any) -> Any:
-    """Runs a recurrent network over packed sequences, whose lengths are taken to be equal."""
-    sizes = [data.shape[0] // len(batch_sizes)] * len(batch_sizes)
+    """Runs a recurrent network over packed sequences."""
+    sizes = lengths_of(batch_sizes, len(data) // len(batch_sizes))
     return _cudnn_rnn(name, data, hx, params, settings, batch_sizes=sizes)
-
-
-def pack_backward(gradient: Tensor, shape: Sequence[int], _batch_sizes: Tensor, _batch_first: bool) -> Tensor:
-    """Computes the gradient of sequences that `torch._pack_padded_sequence` has packed."""
-    return gradient.new_zeros(shape)
-
-
-def unpack(
-    data: Tensor, batch_sizes: Tensor, batch_first: bool, _padding: float, _steps: int
-) -> tuple[Tensor, Tensor]:
-    """Pads packed sequences, whose lengths are taken to be equal, since they are values of a tensor."""
-    padded = data.view(len(batch_sizes), -1, *data.shape[1:]).clone()
-    lengths = torch.full((padded.shape[1],), len(batch_sizes), dtype=torch.int64)
-    return padded.transpose(0, 1) if batch_first else padded, lengths
 
 
 def lstm_cell(
@@ -244,54 +229,46 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,
     "lstm_cell": lstm_cell,
     "gru_cell": gru_cell,
-    "_pack_padded_sequence_backward": pack_backward,
-    "_pad_packed_sequence": unpack,
-    **{f"{name}.input": functools.partial(padded_rnn, name) for name in _MODES},
-    **{f"{name}.data": functools.partial(packed_rnn, name) for name in _MODES},
+    **STAND_INS,
+    **{f"{name}.input": functools.partial(padded_rnn, name) for name in CELLS},
+    **{f"{name}.data": functools.partial(packed_rnn, name) for name in CELLS},
+    "ctc_loss.Tensor": ctc_loss,
 }
 """Stand-ins by the name of the function's overload."""
-
-
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet), overload or "default")
 
 
 def _composite(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-def _only_fake(name: str, stand_in: Callable[..., Any]) -> Callable[..., Any]:
-    """Restricts a stand-in to fake tensors; real ones, as of other threads, run PyTorch's own function."""
-    function = _overload(name)
+def _choose(function: Any, stand_in: Callable[..., Any], first: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Runs a stand-in for fake tensors; real ones, as of other threads, run PyTorch's own function."""
+    if isinstance(first, FakeTensor):
+        return stand_in(first, *args, **kwargs)
+    return _composite(function, first, *args, **kwargs)
 
-    @functools.wraps(stand_in)
-    def choose(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(first, FakeTensor):
-            return stand_in(first, *args, **kwargs)
-        return _composite(function, first, *args, **kwargs)
 
-    return choose
+@contextmanager
+def standing_in(stand_ins: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Lets stand-ins run for fake tensors within the context, by the name of the function's overload."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name, stand_in in stand_ins.items():
+        packet, _, overload = name.partition(".")
+        function = getattr(getattr(aten, packet), overload or "default")
+        library.impl(name, functools.partial(_choose, function, stand_in), "AutogradCPU")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Lets fake tensors of the CPU take the path of a GPU within the context; optimizers update all tensors at once."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name, stand_in in _STAND_INS.items():
-        library.impl(name, _only_fake(name, stand_in), "AutogradCPU")
-    modules: list[Any] = [importlib.import_module("torch.optim.optimizer"), _foreach_utils]
-    kinds = {id(kinds): kinds for kinds in (module._foreach_supported_types for module in modules)}
     devices = _foreach_utils._get_foreach_kernels_supported_devices
-    for supported in kinds.values():
-        supported.append(FakeTensor)
-    try:
-        with ExitStack() as stack:
-            for module in modules:
-                more = patched(module, _get_foreach_kernels_supported_devices=lambda: [*devices(), "cpu"])
-                stack.enter_context(more)
-            yield
-    finally:
-        library._destroy()
-        for supported in kinds.values():
-            supported.remove(FakeTensor)
+    kinds: Any = [*_foreach_utils._foreach_supported_types, FakeTensor]
+    with standing_in(_STAND_INS), ExitStack() as stack:
+        for module in (importlib.import_module("torch.optim.optimizer"), _foreach_utils):
+            on_cpu = {"_get_foreach_kernels_supported_devices": lambda: [*devices(), "cpu"]}
+            stack.enter_context(patched(module, **on_cpu, _foreach_supported_types=kinds))
+        yield

@@ -7,18 +7,21 @@ beyond their results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from econmt_memory.estimate.allocator import cublas_workspace
+from econmt_memory.estimate.allocator import cublas_workspace, round_up
+from econmt_memory.estimate.cpu_workspaces import has_rows
 from econmt_memory.estimate.gpu_attention import ATTENTION
 from econmt_memory.estimate.gpu_convolutions import CONVOLUTIONS
 from econmt_memory.estimate.gpu_recurrent import RECURRENT
 from econmt_memory.estimate.gpu_reductions import REDUCTIONS
+from econmt_memory.measure.storages import BLOCK
 
 aten = torch.ops.aten
 
@@ -137,18 +140,48 @@ class Workspaces:
         packet = getattr(func, "overloadpacket", None)
         return partial(self._use_cublas, packet) if packet in _BY_CUBLAS else _WORKSPACES.get(func)
 
-    def _use_cublas(self, packet: Any, first: Tensor, *_: Any, **__: Any) -> int:
+    def _use_cublas(self, packet: Any, first: Tensor, *others: Any, **_: Any) -> int:
         backward = torch._C._current_graph_task_id() >= 0
         self._begin(backward, cublas_workspace())
         if packet is aten.addmm and first.dim() == 1:
             # A product to which a vector is added uses cuBLASLt, whose workspace is another 1 MiB.
             self._begin(("Lt", backward), 1 << 20)
-        return 0
+        factors = (each for each in (first, *others) if isinstance(each, Tensor))
+        # Others are copied first (cuda/Blas.cpp, prepare_matrix_for_cublas).
+        return _copies(each for each in factors if not has_rows(each))
 
     def _begin(self, of: Any, size: int) -> None:
         if of not in self._of_threads:
             self._of_threads[of] = torch.empty(size, dtype=torch.uint8)
-            self._label(self._of_threads[of], "workspace", "other")
+            self._label(self._of_threads[of], "workspace", "cuBLAS")
 
 
-_WORKSPACES: dict[Any, Callable[..., int]] = {**REDUCTIONS, **CONVOLUTIONS}
+def _copies(tensors: Iterable[Tensor]) -> int:
+    return sum(round_up(tensor.nbytes, BLOCK) for tensor in tensors)
+
+
+_OF_CONTIGUOUS = (
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    *("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+)
+"""Operators that copy tensors that are not contiguous, such as expanded gradients."""
+
+
+def _made_contiguous(*args: Any, **_: Any) -> int:
+    return _copies(each for each in args if isinstance(each, Tensor) and not each.is_contiguous())
+
+
+def _index_put(_: Any, indices: Sequence[Any], _values: Any, adds: bool = False, *__: Any) -> int:
+    """Sorts the indices to add up values (cuda/Indexing.cu, index_put_with_sort_kernel)."""
+    if not adds:
+        return 0
+    shape = torch.broadcast_shapes(*(each.shape for each in indices if each is not None))  # type: ignore[no-untyped-call]
+    return 6 * round_up(8 * prod(shape), BLOCK)
+
+
+_WORKSPACES: dict[Any, Callable[..., int]] = {
+    **REDUCTIONS,
+    **CONVOLUTIONS,
+    **{getattr(aten, name).default: _made_contiguous for name in _OF_CONTIGUOUS},
+    **dict.fromkeys((aten.index_put.default, aten._index_put_impl.default), _index_put),
+}

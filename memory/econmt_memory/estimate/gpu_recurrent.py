@@ -13,13 +13,6 @@ from econmt_memory.estimate.allocator import round_up
 aten = torch.ops.aten
 
 
-def _pack(inputs: Tensor, _lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """Packs sequences, whose lengths are taken to be the longest possible, since they are values of a tensor."""
-    inputs = inputs.transpose(0, 1) if batch_first else inputs
-    steps, batch, *rest = inputs.shape
-    return inputs.new_empty(steps * batch, *rest), inputs.new_empty(steps, dtype=torch.int64)
-
-
 def _time_first(inputs: Tensor, batch_first: bool) -> Tensor:
     return inputs.transpose(0, 1).contiguous() if batch_first else inputs.contiguous()
 
@@ -31,10 +24,10 @@ class _Recurrent:
         mode, hidden, projected, layers, batch_first, _, self.trains, bidirectional, sizes, _ = settings
         self.packed, self.batch_first = bool(sizes), batch_first
         if sizes:
-            self.steps, self.batch, self.positions = len(sizes), sizes[0], inputs.shape[0]
+            self.steps, self.batch = len(sizes), sizes[0]
         else:
             self.steps, self.batch = inputs.shape[:2][:: -1 if batch_first else 1]
-            self.positions = self.steps * self.batch
+        self.positions = self.steps * self.batch  # padding counts, as cuDNN has it
         self.gates = (1, 1, 4, 3)[mode]
         self.is_gru = mode == 3
         self.hidden, self.layers, self.directions = int(hidden), int(layers), 2 if bidirectional else 1
@@ -138,7 +131,6 @@ def _gru_cell_backward(gradient: Tensor, workspace: Tensor, biases: bool) -> tup
 
 
 RECURRENT: dict[Any, Callable[..., Any]] = {
-    aten._pack_padded_sequence.default: _pack,
     aten._cudnn_rnn.default: _cudnn_rnn,
     aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,

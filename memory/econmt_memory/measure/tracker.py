@@ -198,7 +198,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _charge(self, workspace: int, layer: str) -> None:
         """Records internal bytes of an operator."""
-        self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
+        if workspace:
+            self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
 
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
         """Returns the dense tensors of the device in nested lists and tuples."""

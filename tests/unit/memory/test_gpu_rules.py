@@ -16,6 +16,7 @@ from econmt_memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt_memory.estimate.fake import ON_GPU, fake_tensors
 from econmt_memory.estimate.gpu_convolutions import _FEW, convolution, convolution_backward
 from econmt_memory.estimate.gpu_dispatch import attention_backend
+from econmt_memory.estimate.gpu_kernels import Workspaces
 from econmt_memory.estimate.gpu_reductions import reduction_buffers
 from econmt_memory.measure.tracker import Tracker
 
@@ -241,7 +242,8 @@ def test_products_have_workspaces_of_both_libraries(monkeypatch: pytest.MonkeyPa
     """cuBLAS has 32 MiB for each thread, cuBLASLt 1 MiB where a bias is added, in the forward pass."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     largest = predicted(nn.Linear(16, 16), torch.zeros(4, 16)).ledger.largest
-    assert [tensor.bytes >> 20 for tensor in largest if tensor.bytes >= 1 << 20] == [32, 32, 1]
+    large = [(tensor.bytes >> 20, tensor.operator) for tensor in largest if tensor.bytes >= 1 << 20]
+    assert large == [(32, "cuBLAS"), (32, "cuBLAS"), (1, "cuBLAS")]
 
 
 def test_packed_sequences_are_predicted() -> None:
@@ -256,7 +258,16 @@ def test_packed_sequences_are_predicted() -> None:
         return outputs
 
     account = memory.predict(step, network)
-    assert account.ledger.operations.total() == 3 * 2 * 40 * 64 * (8 + 16)
+    assert account.ledger.operations.total() == 3 * 2 * 28 * 64 * (8 + 16)
+
+
+def test_copies_of_expanded_tensors_and_sorted_indices_take_memory() -> None:
+    expanded, whole, indices = torch.ones(()).expand(4, 128), torch.ones(4, 128), [torch.zeros(100).long()]
+    workspaces, aten = Workspaces(lambda *_: None), torch.ops.aten
+    assert workspaces(aten._softmax_backward_data.default)(expanded, whole, -1) == 2048
+    assert workspaces(aten.mm.default)(whole.t(), expanded) == 2048
+    assert workspaces(aten.index_put.default)(whole, indices, whole, True) == 6 * 1024
+    assert workspaces(aten.index_put.default)(whole, indices, whole) == 0
 
 
 MIB = 1 << 20

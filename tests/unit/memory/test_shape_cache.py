@@ -28,7 +28,7 @@ from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_memory.estimate import shape_cache
-from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors, onednn_workspace
+from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, fake_tensors
 from econmt_memory.estimate.shape_cache import ShapeCache
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.measure.tracker import Tracker
@@ -173,20 +173,6 @@ def test_it_remembers_what_cannot_be_created_again(run: Any, monkeypatch: pytest
     monkeypatch.setattr(shape_cache, "_form", noted)
     assert run(aten.is_same_size.default, fake(run, 3, 4), fake(run, 3, 4)) == [True, True]
     assert forms == [shape_cache._UnknownError]
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [(1, 1, 1, 16), (10, 4, 8, 16), (9, 3, 72, 64), (3, 5, 520, 512), (5, 2, 16, 256), (4, 6, 300, 48)],
-)
-def test_onednn_keeps_what_is_predicted(sizes: tuple[int, int, int, int]) -> None:
-    steps, batch, inputs, hidden = sizes
-    weights = [torch.zeros(4 * hidden, *shape) for shape in ([inputs], [hidden], [], [])]
-    values, state = torch.zeros(steps, batch, inputs), torch.zeros(1, batch, hidden)
-    settings = (False, [], 2, hidden, 1, True, False, False, True)
-    result = torch.ops.aten.mkldnn_rnn_layer(values, *weights, state, state, *settings)
-    # Rows may be padded otherwise on a CPU with other vectors.
-    assert onednn_workspace(*sizes) == pytest.approx(result[3].numel(), rel=0.02, abs=7 * 4096)
 
 
 def test_values_are_taken_at_their_worst() -> None:
