@@ -134,7 +134,7 @@ def test_a_lazy_module_gets_its_weights_in_the_block() -> None:
         model(torch.ones(512, 64)).sum().backward()
     assert account.by_module()["0"]["weights"] == (64 + 1) * 32 * 4
     assert model[1].weight.grad._post_accumulate_grad_hooks is None
-    assert account.by_category()["gradients"] > 0
+    assert any(category == "gradients" for category, _ in account.over_time()[-1][2])
 
 
 @pytest.mark.parametrize("is_named", [False, True])
