@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 aten = torch.ops.aten
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_MOST_KNOWN = 1 << 16
+_MOST_KNOWN = 1 << 22
 """Most elements of a tensor whose values are known."""
 _FOLLOWED = {
     "_to_copy", "add", "alias", "all", "any", "arange", "bitwise_and", "bitwise_not", "bitwise_or", "cat", "ceil",
