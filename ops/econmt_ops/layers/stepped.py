@@ -143,7 +143,8 @@ class _SteppedCall:
         if call.lengths is not None:
             self.padding = padding_mask(call.lengths, self.steps, call.inputs.device, time_first=True)
         weights = call.input, call.hidden, call.read_bias, call.recurrent_bias, *call.extra
-        self.input, self.hidden, *biases = [None if part is None else part.to(dtype) for part in weights]
+        casts: list[Any] = [None if part is None else part.to(dtype) for part in weights]
+        self.input, self.hidden, *biases = casts
         self.read_product = Product(self.input, biases[0], calls=len(self.blocks))
         self.recurrent_product = Product(self.hidden, biases[1], calls=self.steps)
         # Rounded to the compute type, as all weights are.

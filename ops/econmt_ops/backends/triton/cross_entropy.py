@@ -174,7 +174,7 @@ def loss_rows(
 
 
 @triton.jit
-def scale_values(values, factor, count, TILE: tl.constexpr):
+def loss_scaling(values, factor, count, TILE: tl.constexpr):
     """Multiplies values by a scalar, in float32; leaves them as they are if it is 1."""
     by = tl.load(factor).to(tl.float32)
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -186,7 +186,7 @@ def scale_values(values, factor, count, TILE: tl.constexpr):
 def scale(values: Tensor, factor: Tensor) -> None:
     """Multiplies contiguous values in place by a scalar on the device; reads and writes nothing if it is 1."""
     if values.numel():
-        scale_values[(triton.cdiv(values.numel(), _VALUES),)](values, factor, values.numel(), TILE=_VALUES)
+        loss_scaling[(triton.cdiv(values.numel(), _VALUES),)](values, factor, values.numel(), TILE=_VALUES)
 
 
 def row_constants(logits: Tensor, vocabulary: int, warps: int = _WARPS) -> dict[str, Any]:

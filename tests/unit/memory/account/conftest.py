@@ -78,7 +78,7 @@ def parts_of(each: Any) -> Iterable[Any]:
     if isinstance(each, functools._lru_cache_wrapper) and each.cache_info().maxsize is not None:
         return [each.__wrapped__]
     attributes = (
-        each.__dict__ if type(each).__dictoffset__ else None
+        getattr(each, "__dict__", None) if type(each).__dictoffset__ else None
     )  # before the object's parts, of which it becomes one
     parts = gc.get_referents(each)
     if isinstance(each, OrderedDict):
