@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,6 +121,15 @@ def test_ignored_rows_give_no_gradient(implementation: str, device: str) -> None
     assert hidden[3].eq(0).all()
     assert hidden[0].ne(0).any()
     assert weight.ne(0).any()
+    one = targets.new_tensor([1, -100, -100, -100])
+    mean, total = (
+        values_and_gradients(
+            partial(linear_cross_entropy, targets=one, reduction=reduction, implementation=implementation),
+            arguments(Make(device), 4, 3, 5),
+        )
+        for reduction in ("mean", "sum")
+    )
+    torch.testing.assert_close(mean, total)
     # The gradient in the logits of each row sums to 0, so that in the bias does.
     assert float(bias.detach().sum()) == pytest.approx(0.0, abs=1e-14)
 

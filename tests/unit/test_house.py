@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1941,
     "memory": 5585,
     "runtime": 2182,
-    "ops": 23345,
+    "ops": 23346,
     "scripts": 14988,
     "tests": 55682,
 }

@@ -326,21 +326,22 @@ def test_options_of_training_reach_those_whom_they_concern(
     call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
 ) -> None:
     """A dry run plans for all processes, one process may be restarted, and restarted ones begin no new run."""
-    planned, launched, given = list[int](), list[tuple[int, int]](), list[dict[str, Any]]()
+    planned, launched, given = list[int](), list[tuple[str, int, int]](), list[dict[str, Any]]()
     for name, fake in (
         ("cli.train.first_plan", lambda *arguments: planned.append(arguments[-1].size)),
         ("cli.train.run_recipe", lambda *_, **named: given.append(named)),
         ("cli.train.communicator_of", lambda *_: nullcontext(SimpleNamespace(is_rank_zero=False))),
-        ("parallel.launch.launch", lambda _, *numbers: launched.append(numbers) or 7),
+        ("parallel.launch.launch", lambda words, *numbers: launched.append((words[0], *numbers)) or 7),
     ):
         monkeypatch.setattr(f"econmt.{name}", fake)
-    train = "train --overwrite-output --verify", word_model / "recipe.yaml", f"output={tmp_path / 'run'}"
+    monkeypatch.setattr("econmt.errors.quiet", False)  # which -q changes
+    train = "-q train --overwrite-output --verify", word_model / "recipe.yaml", f"output={tmp_path / 'run'}"
     assert call(*train, "--processes", 2, "--dry-run").code == 0
     assert call(*train, "--processes", 1, "--max-restarts", 2).code == 7
     environment = RankEnvironment(0, 1, 0, 1, restarts)
     monkeypatch.setattr("econmt.cli.train.rank_environment", lambda: environment)
     call(*train).succeeded()
-    assert (planned, launched) == ([2], [(1, 2)])
+    assert (planned, launched) == ([2], [("-q", 1, 2)])
     assert [(each["overwrite_output"], each["verify"]) for each in given] == [(restarts == 0, True)]
 
 

@@ -58,6 +58,9 @@ def test_translations_are_those_of_an_output_layer_without_the_other_words(made:
     counts = [int(allowed.sum()) for allowed in lists if allowed is not None]
     assert len(set(counts)) > 3
     assert max(counts) == translator._size
+    assert translator.config["joint"]
+    for ids, allowed in zip(translator._encode(LINES, 1), lists, strict=True):
+        assert allowed[0, [*ids, *few[ids].flat]].all()
     together = translator.translate(LINES)
     for line, allowed, found in zip(LINES, lists, together, strict=True):
         whole = load(made, beam)

@@ -122,7 +122,7 @@ def test_factors_that_do_not_fit(
     for name, content in files_of.items():
         (tmp_path / name).write_text("\n".join(content) + "\n")
     wrong, short, long, unknown = (tmp_path / name for name in files_of)
-    translate = ("translate -m", model, "-i", source, "--input-factors")
+    translate = ("translate --chunk-size 3 -m", model, "-i", source, "--input-factors")
     score = ("score -m", model, "-s", source, "-t", factored_text / "valid.trg", "--source-factors")
     plural = "s" if len(words) != 1 else ""
     count = f"5 source factors for {len(words)} word{plural} of {source}:4; give one for each"

@@ -247,6 +247,9 @@ def test_attention_over_an_annotated_source_becomes_attention_over_the_sentence(
     assert source.tokens(annotated)[first:end] == source.tokens(source.encode("<term> Hund </term>"))
     plain = plain_source("a dog de ☃ mo.", terms, source, 50).spans[0]
     assert source.tokens([sentence[at] for at in plain]) == source.tokens(source.encode("dog"))
+    longer = [Occurrence("Hund", 2, 8)]
+    kept = [plain_source("a dog de ☃ mo.", longer, source, most).spans for most in (plain[0] + 1, 50)]
+    assert [len(spans) for spans in kept] == [0, 1], "whole or not at all"
     weights = found.attention
     assert (weights[first:end, list(plain)].sum(dim=1) == 1.0).all()
     # The tokens before and after the term are the same ones, one by one.

@@ -139,9 +139,13 @@ def test_lines_come_as_soon_as_they_are_read(model: LanguageModel, monkeypatch: 
     monkeypatch.setattr(text_reader, "WINDOW", 3)
     each, read = reader(model), []
     monkeypatch.setattr(each, "_read", lambda ids: read.append(ids) or TextReader._read(each, ids))
-    lines = each.score(["4 5", "6 7", "8 8 4"])
+    texts = ["4 5", "6 7", "8 8 4"]
+    lines = each.score(texts)
     assert read == []
     assert len(next(lines).token_log_probabilities) == 3
     assert read == [[4, 5, EOS]]
-    assert len(list(lines)) == 2
+    rest = [line.token_log_probabilities for line in lines]
     assert [token for window in read for token in window] == [4, 5, EOS, 6, 7, EOS, 8, 8, 4, EOS]
+    monkeypatch.setattr(text_reader, "WINDOW", 50)
+    whole = [pytest.approx(line.token_log_probabilities, rel=1e-4) for line in reader(model).score(texts)]
+    assert rest == whole[1:]

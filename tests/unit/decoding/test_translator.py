@@ -380,19 +380,8 @@ def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPat
     model = IncrementalModel(make_model("additive"))
     # Of the lines of nine and more tokens there are too few.
     lines = [
-        "dog",
-        "",
-        "bee",
-        "a bee",
-        "abcdefghijklm",
-        "gnom",
-        "  ",
-        "hen hen",
-        "if",
-        "nag",
-        "lamb",
-        "ram",
-        "a",
+        *("dog", "", "bee", "a bee", "abcdefghijklm", "gnom", "  ", "hen hen", "if", "nag", "lamb", "ram"),
+        *("a",),
     ]
     expected, found = (
         list(translator(model, continuous=chosen, batch_size=2).translate(lines)) for chosen in (False, True)

@@ -14,6 +14,7 @@ import pytest
 
 from econmt.engine.precision import NAMED
 from econmt.estimate.report.page import best_of, page
+from econmt.estimate.report.report import faster
 from econmt_memory.measure.ledger import CATEGORIES, LAYERS
 from econmt_memory.measure.storages import PHASES
 from econmt_memory.report import charts
@@ -133,6 +134,7 @@ def test_techniques_stand_against_the_reference(parsed: Page) -> None:
     assert drawn["speed"] == pytest.approx(2000 + 2666.7 + 8000 + 4000)
     figures = [tile["text"] for tile in parsed.find("span", "figure")]
     assert figures == ["4.00x less", "3.18x less", "4.00x"]
+    assert [faster(8.0, speed) for speed in (79.9, 80.0)] == ["9.99x", "10.0x"]
     terms = [term["text"] for term in parsed.find("dt", inside=section)]
     assert terms == ["reference", "all", "feature maps"]
 

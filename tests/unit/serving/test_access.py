@@ -86,6 +86,13 @@ def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         rates.take("c")
 
 
+def test_a_key_that_is_not_needed_gives_no_more_requests() -> None:
+    service = Service([], Settings(requests_a_minute=1), Keys())
+    service._admit("a", "address")
+    with pytest.raises(Refused):
+        service._admit("b", "address")
+
+
 def test_over_http(folder: Path) -> None:
     with serving(folder, Settings(requests_a_minute=2), Keys(["sesame"])) as client:
         nobody = client.post("/translate", q="a b c")

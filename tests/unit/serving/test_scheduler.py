@@ -111,8 +111,10 @@ async def test_those_of_like_length_go_with_the_one_that_waits_longest(table: Ta
 async def test_what_is_asked_differently_is_not_translated_together(table: Table) -> None:
     await table.busy()
     jobs = [table.job("a"), table.job("b", nbest=2), table.job("c"), table.job("d", constrained=True)]
-    await table.answers(*jobs)
-    assert table.fake.batches[1:] == [["a", "c"], ["b"], ["d"]]
+    other: Any = Fake()
+    other.go.set()
+    await table.answers(*jobs, Job(other, Request("e"), TranslationJob(), 1, 0))
+    assert (table.fake.batches[1:], other.batches) == ([["a", "c"], ["b"], ["d"]], [["e"]])
 
 
 @with_table()

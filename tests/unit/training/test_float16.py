@@ -80,6 +80,7 @@ def test_a_run_in_parts_keeps_scale_and_counter(make_run: MakeRun, changes: tupl
     assert rows[0]["loss_scale"] == 2.0**26
     assert 4.0 < rows[-1]["skipped_updates"] < 24.0
     assert len({row["loss_scale"] for row in rows}) > 2
+    assert rows[-1]["loss_scale"] > 2.0 ** (30 - rows[-1]["skipped_updates"]), "it has grown in between"
     state = json.loads(next(whole.folder.path.glob("training_state/*24/state.json")).read_text())
     assert state["loss_scale"]["scale"] == rows[-1]["loss_scale"]
     assert state["skipped"] == rows[-1]["skipped_updates"]

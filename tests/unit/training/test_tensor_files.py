@@ -234,7 +234,7 @@ def test_a_value_that_no_run_has_saved_is_named() -> None:
         (("metrics", 1, "update"), "12", "metrics"),
         (("update",), "12", "update"),
         (("update",), 11, "update 11: less than that of a checkpoint"),
-        (("best_update",), 7, "best_update 7: no such checkpoint"),
+        *(((name,), 7, f"{name} 7: no such checkpoint") for name in ("best_update", "parameters_from")),
         (("seconds",), math.nan, "seconds"),
         (("data",), [], "data"),
         (("data", "position"), 4, "data"),
