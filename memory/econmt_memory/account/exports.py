@@ -100,8 +100,8 @@ def _frames(storage: Storage) -> list[dict[str, Any]]:
     if storage.operator:
         frames.append({"filename": "operator", "line": 0, "name": storage.operator})
     if storage.line is not None:
-        code, number = storage.line
-        frames.append({"filename": code.co_filename, "line": number, "name": code.co_name})
+        file, number, function = storage.line
+        frames.append({"filename": file, "line": number, "name": function})
     return frames
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
@@ -16,6 +19,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from econmt_memory.account.reachable import Reached
 from econmt_memory.estimate.fake import scalar_of
 from econmt_memory.measure.patches import patched
 
@@ -47,15 +51,15 @@ class OnCPU(TorchFunctionMode):
         self._like_gpu = like_gpu
         self._fakes: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
 
-    def know(self, tensor: Tensor, fake: Tensor) -> None:
-        """Lets a fake tensor stand for a real one as long as this exists."""
-        key = id(tensor)
-        self._fakes[key] = weakref.ref(tensor, lambda _: self._fakes.pop(key, None)), fake
+    def keep_only(self, objects: Iterable[Reached]) -> None:
+        """Forgets what stands for tensors that are not among objects with names."""
+        kept = {id(each) for _, each, _ in takewhile(itemgetter(0), objects)}
+        self._fakes = {key: pair for key, pair in self._fakes.items() if key in kept}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tree_map(self._replaced, (args, kwargs or {}))
+        args, kwargs = tree_map(self.replaced, (args, kwargs or {}))
         name = getattr(func, "__name__", "")
         if func is Tensor.cuda:
             return args[0]
@@ -72,7 +76,8 @@ class OnCPU(TorchFunctionMode):
                 kwargs.setdefault("dtype", torch.float32)
         return func(*args, **kwargs)
 
-    def _replaced(self, value: Any) -> Any:
+    def replaced(self, value: Any) -> Any:
+        """Returns the fake tensor that stands for a real one, the CPU for a GPU, and other things as they are."""
         if isinstance(value, Tensor):
             return self._stand_in(value)
         if isinstance(value, torch.device):
@@ -94,9 +99,14 @@ class OnCPU(TorchFunctionMode):
         if id(tensor) not in self._fakes:
             with torch.inference_mode(mode=False):  # the program may use the tensor elsewhere
                 fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            if tensor.requires_grad:  # else nothing is called, which torch.func would refuse
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, tensor.requires_grad)
+            elif tensor.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
-            self.know(tensor, fake)
+            key = id(tensor)
+            self._fakes[key] = weakref.ref(tensor, lambda _: self._fakes.pop(key, None)), fake
+            if tensor.is_leaf and tensor.grad is not None:
+                fake.grad = self._stand_in(tensor.grad)
         return self._fakes[id(tensor)][1]
 
 

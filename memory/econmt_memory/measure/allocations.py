@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -61,13 +61,18 @@ def recorded() -> Iterator[list[Any]]:
             autograd._enable_profiler(config, activities)
         try:
             # The profiler leaves out what happens to a GPU's memory outside of all ranges.
-            with _without_warnings(), profiler._RecordFunctionFast("econmt_memory"):
+            refused = patched(torch.autograd.profiler, _prepare_profiler=_refuse, _enable_profiler=_refuse)
+            with _without_warnings(), refused, profiler._RecordFunctionFast("econmt_memory"):
                 yield found
         finally:
             with _quiet():
                 found.append(autograd._disable_profiler())
     finally:
         _RECORDING.release()
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise ValueError("memory.track: the block cannot use PyTorch's profiler, which makes the account")
 
 
 @contextmanager

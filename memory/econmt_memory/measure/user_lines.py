@@ -22,11 +22,12 @@ _is_library: dict[CodeType, bool] = {}
 class UserLine(NamedTuple):
     """Line of a function."""
 
-    code: CodeType
+    file: str
     number: int
+    function: str
 
     def __str__(self) -> str:
-        return f"{self.code.co_filename}:{self.number} in {self.code.co_name}"
+        return f"{self.file}:{self.number} in {self.function}"
 
 
 def user_line() -> UserLine | None:
@@ -38,6 +39,6 @@ def user_line() -> UserLine | None:
         if library is None:
             library = _is_library[code] = code.co_filename.startswith(("<", *_LIBRARIES))
         if not library:
-            return UserLine(code, frame.f_lineno)
+            return UserLine(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return None

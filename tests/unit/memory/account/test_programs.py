@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -16,10 +22,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from econmt import memory
 from econmt_memory.estimate.fake import REPLACEMENTS
 from econmt_memory.measure.tracker import Tracker
+from tests.unit.memory.account import models
 
 
 def perceptron() -> nn.Sequential:
@@ -152,13 +160,34 @@ class Frozen(dict[str, object]):
         raise TypeError
 
 
+@dataclass(frozen=True)
+class Slots:
+    """An object that refuses to be changed, without a dictionary, of a class with state."""
+
+    __slots__ = ("last",)
+    seen: ClassVar[Any] = None
+
+
+@dataclass
+class Counts:
+    """An iterator in Python."""
+
+    count: int = 0
+
+    def __next__(self) -> int:
+        self.count += 1
+        return self.count
+
+    __iter__ = iter
+
+
 class Stateful(nn.Module):
     """A module that keeps tensors from one step to the next, in every place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.last, self.seen, self.cache = nn.LSTM(4, 4), None, [], {}
-        self.config = Frozen(size=4)
+        self.config, self.norm = Frozen(size=4), nn.BatchNorm1d(3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs, state = self.layer(inputs, self.last)
@@ -167,44 +196,151 @@ class Stateful(nn.Module):
         self.cache["outputs"] = outputs.detach()
         if not hasattr(self, "mask"):
             self.register_buffer("mask", torch.ones(4), persistent=False)
-        return outputs * self.mask
+        return self.norm(outputs * self.mask)
+
+
+@cache
+def tables(size: int) -> dict[str, Tensor]:
+    return {"ones": torch.ones(size)}
+
+
+@lru_cache(maxsize=2)
+def ones(size: int) -> Tensor:
+    return torch.ones(size)
+
+
+total: object = 0.0
+
+
+def in_every_place() -> Callable[[Tensor], None]:
+    """Returns a function that keeps its argument in all places but modules."""
+    running, counts, array, slots = torch.ones(()), Counts(), np.zeros(3), Slots()
+    containers: Any = [[], deque(maxlen=2), set(), Counter("ab"), OrderedDict(a=1, b=2), WeakKeyDictionary()]
+    own = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), torch.Generator()
+    tables(1), ones(1)
+
+    def keep(loss: Tensor, default: list[Any] = []) -> None:  # noqa: B006 - kept between steps, too
+        global total, new
+        nonlocal running
+        running = 0.9 * running + 0.1 * loss
+        total = new = Slots.seen = Slots.new = models.last = keep.last = loss  # type: ignore[attr-defined, name-defined]
+        object.__setattr__(slots, "last", loss)
+        array[next(counts) % 3] += loss.item()
+        for each, add in zip(containers, ("append", "append", "add", "subtract"), strict=False):
+            getattr(each, add)([loss.item()] if add == "subtract" else loss.item())
+        containers[4].move_to_end("a")
+        containers[4]["c"] = containers[5][keep] = loss
+        (lambda: tables(1).update(loss=tables(2)["ones"] + ones(2)))()
+        own[0].random(), own[1].random(), own[2].normal(), own[3].manual_seed(len(default))
+        random.random(), np.random.rand(), torch.manual_seed(len(default))
+        default.append(loss)
+
+    return keep
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_prediction_leaves_what_the_step_can_reach_as_it_was(device: str) -> None:
-    model, inputs = Stateful(), torch.randn(6, 3, 4)
+    """Compared by the fixture of these tests, with one real step and none before."""
+    model, inputs, keep = Stateful(), torch.randn(6, 3, 4), in_every_place()
     averaged, optimizer = AveragedModel(model.layer), torch.optim.SGD(model.parameters(), 0.5)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    losses: list[list[Any]] = [[]]
-    state: dict[str, Any] = {
-        "loss": torch.ones(()),
-        "recent": deque(maxlen=2),
-        "kinds": set(),
-        "losses": losses,
-    }
+    schedule, scaler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), torch.amp.GradScaler("cpu")
 
     def step() -> None:
         loss = model(inputs).sum()
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         schedule.step()
         averaged.update_parameters(model.layer)
-        state["loss"] = 0.9 * state["loss"] + 0.1 * loss.detach()
         assert loss.detach().numpy().shape == ()
-        for add in (state["recent"].append, state["kinds"].add, losses[0].append):
-            add(loss.item())
+        keep(loss.detach())
 
-    def seen() -> tuple[str, list[int]]:
-        scheduled = schedule.last_epoch, schedule.get_last_lr(), optimizer.param_groups[0]["lr"]
-        parts = [*state.values(), *vars(model).values(), *model.parameters()]
-        return repr((scheduled, averaged.n_averaged, parts)), [*map(id, parts)]
+    for _ in range(2):
+        memory.predict(step, model, optimizer, device=device)
+        step()
+    assert (schedule.last_epoch, int(averaged.n_averaged), len(model.seen)) == (2, 2, 2)
+    assert type(ones(2)) is type(total) is Tensor
 
-    before = seen()
-    memory.predict(step, model, optimizer, device=device)
-    assert seen() == before
-    step()
-    assert (schedule.last_epoch, int(averaged.n_averaged), len(losses[0])) == (1, 1, 1)
-    assert losses[0][0] == pytest.approx(model.seen[0].sum().item(), rel=1e-5)
+
+def test_what_a_step_replaces_counts_once() -> None:
+    model, hidden = nn.Linear(64, 64), torch.zeros(512, 64)
+
+    def step() -> None:
+        nonlocal hidden
+        outputs = model(hidden)
+        outputs.square().mean().backward()
+        model.zero_grad()
+        hidden = outputs.detach().tanh()
+
+    predicted = memory.predict(step, model, device="cpu")
+    assert predicted.peak_bytes == measured(step, model).peak_bytes
+
+
+def training(batches: Iterator[Any]) -> tuple[Callable[[], None], nn.Linear]:
+    model = nn.Linear(64, 256)
+
+    def step() -> None:
+        (inputs,) = next(batches)
+        model(inputs).square().mean().backward()
+
+    return step, model
+
+
+def test_iterators_are_refused_by_name_or_read_by_a_process_of_its_own(tmp_path: Path) -> None:
+    rows = torch.randn(6, 32, 64)
+    for batches, name in (
+        (((row,) for row in rows), r"'batches' \(generator\)"),
+        (zip(rows, strict=True), r"'batches' \(zip\)"),
+        (iter(DataLoader(TensorDataset(rows), batch_size=None)), r"'batches._sampler_iter' \(\w+\)"),
+    ):
+        step, model = training(batches)
+        with pytest.raises(ValueError, match=f"^memory.predict: {name} would be used up; .* isolated=True$"):
+            memory.predict(step, model, device="cpu")
+        account = memory.predict(step, model, device="cpu", isolated=True)
+        assert account.by_category()["weights"] == 4 * 65 * 256
+        assert torch.equal(next(batches)[0], rows[0])
+    receiver, _ = Pipe()
+    (tmp_path / "lines").write_text("1\n2\n")
+    with (tmp_path / "lines").open() as lines:
+        for read in (receiver.recv, lambda: next(lines)):
+            with pytest.raises(ValueError, match=r"' .* would be used up; read from it before the step$"):
+                memory.predict(read, isolated=True)
+
+
+def test_an_account_of_a_process_of_its_own_is_whole_and_errors_are_one_line(tmp_path: Path) -> None:
+    case = models.gpt()
+    here, there = (
+        memory.predict(case.step, case.model, case.optimizer, isolated=each) for each in (False, True)
+    )
+    for what in (memory.Account.advice, memory.Account.tables, memory.Account.by_module):
+        assert what(there) == what(here)
+    assert [sizes for *_, sizes in there.over_time()] == [sizes for *_, sizes in here.over_time()]
+    for name in ("to_snapshot", "to_trace", "save"):
+        getattr(there, name)(tmp_path / name)
+
+    def fails() -> None:
+        raise RuntimeError("first\nsecond")
+
+    for step, message in ((fails, "RuntimeError: first second"), (lambda: sys.exit(3), "SystemExit: 3")):
+        with pytest.raises(ValueError, match=f"^memory.predict: {message}$"):
+            memory.predict(step, isolated=True)
+
+
+def test_a_profiler_in_the_step_is_predicted_and_refused_where_it_is_tracked() -> None:
+    model, inputs = perceptron(), torch.randn(512, 64)
+
+    def step() -> None:
+        model(inputs).square().mean().backward()
+
+    def profiled() -> None:
+        with torch.profiler.profile(profile_memory=True):
+            step()
+
+    account = measured(step, model)
+    assert memory.predict(profiled, model, device="cpu").peak_bytes == account.peak_bytes
+    with pytest.raises(ValueError, match=r"^memory.track: .* profiler"), memory.track(model):
+        profiled()
+    profiled()
 
 
 def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:
@@ -306,12 +442,7 @@ def test_a_prediction_knows_parameters_that_the_program_holds_elsewhere() -> Non
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
 
-    before = [each.detach().clone() for each in parameters]
     predictions = [memory.predict(step, model, *given, device="cpu") for given in ([], [optimizer])]
-    assert not optimizer.state
-    assert all(map(torch.equal, parameters, before))
-    (group,) = optimizer.param_groups
-    assert all(found is wanted for found, wanted in zip(group["params"], parameters, strict=True))
     account = measured(step, model, optimizer)
     for predicted in predictions:
         assert predicted.by_category()["optimizer state"] == account.by_category()["optimizer state"]
