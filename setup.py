@@ -49,6 +49,7 @@ setup(
         "econmt_serve": ["page/*"],
         "econmt._recipes": ["*.yaml"],
         **{f"econmt_{name}": ["py.typed"] for name in DISTRIBUTIONS},
+        "econmt_runtime": ["py.typed", "web/*"],
         **OPS["PACKAGE_DATA"],
     },
     exclude_package_data=OPS["EXCLUDED_DATA"],

@@ -37,4 +37,4 @@ def library() -> dict[str, Any]:
     return {"ext_modules": extensions, "cmdclass": {"build_ext": BuildLibrary}}
 
 
-setup(packages=find_packages(), package_data={"econmt_runtime": ["py.typed"]}, **library())
+setup(packages=find_packages(), package_data={"econmt_runtime": ["py.typed", "web/*"]}, **library())

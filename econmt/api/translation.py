@@ -27,7 +27,7 @@ from econmt.decoding.search.ensemble import EnsembleMode
 from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.options import LM_WEIGHT
 from econmt.decoding.search.shortlist import Shortlists
-from econmt.decoding.translation import Divide, Translation
+from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator as Translator
 from econmt.elsewhere import text_division
 from econmt.engine.devices import resolve_device
@@ -333,6 +333,7 @@ class TrainedModel:
         cached = self._translator
         if cached is None or cached[0] != settings:
             self._translator = cached = None  # frees the memory of its graphs before the next one allocates
+            split, markup = options.split_sentences, options.markup
             made = Translator(
                 self._incremental,
                 self.vocabularies,
@@ -343,18 +344,14 @@ class TrainedModel:
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 fusion=self._fusion(language_model, options.lm_weight),
                 warn=warn,
-                divide=self._divide(split=options.split_sentences, markup=options.markup),
+                divide=text_division().divider(self.languages, split=split, markup=markup)
+                if split or markup
+                else None,
             )
             self._translator = cached = settings, made
         translator = cached[1]
         translator.warn = warn
         return translator
-
-    def _divide(self, *, split: bool, markup: bool) -> Divide | None:
-        """Returns the function that divides lines into sentences without markup; None if they stay as they are."""
-        return (
-            text_division().divider(self.languages, split=split, markup=markup) if split or markup else None
-        )
 
     def _fusion(self, language_model: Path | str | None, weight: float) -> ShallowFusion | None:
         """Loads the language model of a search; None without one, or if its weight is 0."""

@@ -13,7 +13,7 @@ from econmt.engine.precision import Precision
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
-from econmt.training.choice import POSITIONS, choose_implementations, measure
+from econmt.training.choice import choose_implementations, measure
 from econmt_ops.dispatch.measurements import Measurement
 
 
@@ -53,14 +53,13 @@ def choose(
         task, model, shape, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
     )
     measurements = list(session.measurements.values())
-    positions = max(shape.source, shape.target)
     chosen = choose_implementations(
         Implementations.of(recipe.ops),
         measurements,
         device=device.type,
         precision=precision,
         updates=updates,
-        positions=positions / min(positions, POSITIONS),
+        positions=max(shape.source, shape.target),
     )
     return Chosen(measurements, chosen, session.seconds)
 

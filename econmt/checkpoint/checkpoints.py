@@ -143,7 +143,7 @@ def save_commit(
         write_tensors(temporary / "params.safetensors", saved.parameters, metadata)
     text = saved.state.to_json()
     write_text(temporary / "state.json", text)
-    write_text(temporary / _SUMS, f"{_sha256(text.encode())}  state.json\n")
+    write_text(temporary / _SUMS, f"{hashlib.sha256(text.encode()).hexdigest()}  state.json\n")
     sync_folder(temporary)
     temporary.rename(final)
     sync_folder(folder.states)
@@ -172,10 +172,6 @@ def remove_unfinished(folder: ModelFolder) -> None:
                 path.unlink()
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
     """Loads the training state of a commit, without parameters and optimizer."""
     path = folder.state(commit) / "state.json"
@@ -183,7 +179,7 @@ def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
     try:
         content = path.read_bytes()
         state = TrainingState.from_json(content.decode("utf-8"), str(path))
-        damaged = sums.read_bytes() != f"{_sha256(content)}  state.json\n".encode()
+        damaged = sums.read_bytes() != f"{hashlib.sha256(content).hexdigest()}  state.json\n".encode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); start anew with --overwrite-output") from error
     if damaged:

@@ -18,7 +18,7 @@ from econmt.options.option_groups import argument, option
 def export(
     folder: Path = argument(..., help="Model folder."),
     destination: Path = argument(
-        ..., help="Folder to create; with --runtime a file if its name ends in .pyz."
+        ..., help="Folder to create; a file if its name ends in .pyz (--runtime) or .html (--web)."
     ),
     hub: bool = option(False, help="Also write a model card for the Hugging Face Hub."),
     licence: str | None = option(
@@ -31,13 +31,16 @@ def export(
         help="Write a folder that translates without PyTorch: python FOLDER. A name that ends in .pyz makes one "
         "compressed file: python FILE.",
     ),
+    web: bool = option(
+        False, help="Write a folder whose page translates in the browser. A name in .html makes one file."
+    ),
     precision: Literal["float32", "int8"] | None = option(
         None,
-        help="With --runtime: precision of the matrices.",
+        help="With --runtime or --web: precision of the matrices.",
         show_default="int8 if the model's are, else float32",
     ),
     lexicon: Path | None = option(
-        None, help="With --runtime: lexicon file from econmt lexicon that restricts the output vocabulary."
+        None, help="With --runtime or --web: file of econmt lexicon that restricts the output vocabulary."
     ),
     lexicon_topk: int | None = option(
         None,
@@ -57,11 +60,13 @@ def export(
       python multi30k-runtime < test.en
       econmt export --runtime runs/multi30k multi30k.pyz
       python multi30k.pyz < test.en
+      econmt export --web multi30k-int8 multi30k-web --lexicon multi30k.lexicon
+      econmt export --web multi30k-int8 multi30k.html
     """
     with status_line() as say:
         say(f"checking {folder} and copying it")
-        if runtime:
-            made = export_runtime(folder, destination, precision, lexicon, lexicon_topk)
+        if runtime or web:
+            made = export_runtime(folder, destination, precision, lexicon, lexicon_topk, web=web)
         else:
             card = card_of(ModelFolder(folder), check_licence(licence)) if hub and licence else None
             made = export_model(folder, destination, card=card)

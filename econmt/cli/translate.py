@@ -139,14 +139,6 @@ def _warn(text: str) -> None:
     notice(f"warning: {text}")
 
 
-def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
-    """Reads requests from lines of JSON, numbered from ``first``; a blank line is a blank sentence."""
-    return [
-        read_request(line, f"{where}:{number}") if line.strip() else Request(line)
-        for number, line in enumerate(lines, first)
-    ]
-
-
 class SeveralSentences:
     """Count of the lines that have several sentences, of which a model may translate only the first."""
 
@@ -188,10 +180,10 @@ def _run(
     listed = translator.options.nbest_size > 1 and output.output_type not in ("json", "attention")
     with counting_lines("translating", text.input_file, "lines", lines_out) as done, lines_out as write:
         for chunk in line_chunks(text.input_file, translator.options.chunk_size):
-            if text.json_input:
-                requests = _requests(chunk, lines + 1, where)
-            else:
-                requests = [Request(line) for line in chunk]
+            requests = [
+                read_request(line, f"{where}:{number}") if text.json_input and line.strip() else Request(line)
+                for number, line in enumerate(chunk, lines + 1)
+            ]
             requests = factors.add_to(requests, where)
             if several is not None:
                 several.count(requests, lines + 1)

@@ -213,7 +213,7 @@ class TechniqueProfiler:
 
     def _on_cpu(self, patient: bool) -> Iterator[Profile]:
         end = math.inf if patient else time.monotonic() + TIME_LIMIT
-        shape, predict = self.shape, self._estimator()
+        shape, predict = self.shape, estimator(self.task, self.shape, self.device.type, self.say, self.rank)
         fitting = rows_that_fit(predict(self.techniques[0]), shape, budget_bytes("auto", self.device, 0))
         rows = min(shape.rows, fitting)
         if rows and not patient:
@@ -235,9 +235,6 @@ class TechniqueProfiler:
         if step is not None:
             self._take_turns(step, times, end)
 
-    def _estimator(self) -> Callable[[Technique], Ledger]:
-        return estimator(self.task, self.shape, self.device.type, self.say, self.rank)
-
     def _step_seconds(self, rows: int) -> float:
         """Returns the seconds of a step of the first technique with so many rows; 0 if it fails."""
         technique = self.techniques[0]
@@ -253,7 +250,7 @@ class TechniqueProfiler:
 
     def _on_gpu(self) -> Iterator[Profile]:
         in_graphs = self.task.recipe.training.in_graphs
-        predict, step = self._estimator(), None
+        predict, step = estimator(self.task, self.shape, self.device.type, self.say, self.rank), None
         try:
             step = Step(self.task, self.shape, self.device, self.rank)
         except torch.cuda.OutOfMemoryError:

@@ -12,7 +12,6 @@ from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from econmt.data.text.source_factors import encode_sources
 from econmt.data.text.vocabulary import BOS, EOS, PAD, Vocabularies, Vocabulary
@@ -150,12 +149,9 @@ class Scorer:
             predictions = [model.predict(source, source_lengths, inputs, valid) for model in self.models]
             parts = []
             for rows in predictions[0].blocks():
-                log_probs = self._log_probs([each.log_probs(rows) for each in predictions])
+                each = [prediction.log_probs(rows) for prediction in predictions]
+                log_probs = each[0] if len(each) == 1 else average_log_probs(torch.stack(each), self.mode)
                 parts.append(log_probs.gather(1, words[rows, None])[:, 0])
         flat = torch.cat(parts).tolist()
         ends = list(accumulate(lengths.tolist()))
         return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-    def _log_probs(self, each: list[Tensor]) -> Tensor:
-        """Combines the log-probabilities (N, V) of each model into those of the ensemble."""
-        return each[0] if len(each) == 1 else average_log_probs(torch.stack(each), self.mode)

@@ -3,11 +3,12 @@
 ``model.json`` describes the model, its search, and the checksums of all files. ``arrays.safetensors`` holds the weights
 in the layout of the search's products, named after the parts of :class:`econmt_runtime.model.RuntimeModel`. The
 vocabulary, the runtime's modules and the C library are included, so that ``python FOLDER`` translates. A single file is
-a zip file of such a folder.
+a zip file of such a folder. For the web a page takes the place of the modules.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -15,10 +16,10 @@ import json
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -41,8 +42,8 @@ from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
 
 RUNTIME_FORMAT = "econmt-runtime-4"
-FILE_SUFFIX = ".pyz"
-"""End of the names of destinations that become one compressed file."""
+FILE_SUFFIX, PAGE_SUFFIX = ".pyz", ".html"
+"""Ends of the names of destinations that become one file, for Python and for the web."""
 SHORT_IDS = 1 << 15
 """Largest target vocabulary whose ids the lexicon has in 16 bits."""
 _LARGEST_FILE = 1 << 30
@@ -58,15 +59,18 @@ def export_runtime(
     precision: str | None = None,
     lexicon: Path | None = None,
     top: int | None = None,
+    *,
+    web: bool = False,
 ) -> Path:
-    """Writes a folder that translates without PyTorch, or one compressed file.
+    """Writes a folder that translates without PyTorch, or one file.
 
     Args:
         folder: Model folder.
-        destination: Folder to create; if its name ends in ``.pyz``, zip file with the content of the folder.
+        destination: Folder to create; a file that does the same if its name ends in ``.pyz``, for the web ``.html``.
         precision: float32 or int8; None: int8 if the model's matrices are 8-bit, else float32.
         lexicon: File written by ``econmt lexicon``, or None.
         top: Number of words to keep of each lexicon entry; None: all.
+        web: True for a page that translates in the browser, False for Python.
 
     Returns:
         The destination.
@@ -77,43 +81,59 @@ def export_runtime(
     folder, destination = Path(folder), Path(destination)
     loaded = load_model(folder)
     check_supported(loaded.recipe, folder)
-    one_file = destination.suffix == FILE_SUFFIX
+    files = vocabulary_files(folder)
+    if web and files[0].suffix != ".model":
+        raise InputError(f"{folder}: its vocabulary is a list of words; --web needs SentencePiece subwords")
+    one_file = destination.suffix == (PAGE_SUFFIX if web else FILE_SUFFIX)
     if one_file and destination.exists():
         raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
-    library = _library()
+    library = None if web else _library()
     parts = DecoderParts.of(loaded.model)
     tensors = _tensors(loaded.model, parts)
+    inputs = {name: tensor.shape[1] for name, tensor in tensors.items() if name.endswith(".weight")}
     if (precision or loaded.stored or "float32") == "int8":
         tensors = _to_int8(tensors)
     if lexicon is not None:
         table = read_lexicon(lexicon, fingerprint(folder), loaded.vocabularies)
         kind = torch.int16 if loaded.vocabularies.target.size <= SHORT_IDS else torch.int32
         tensors["lexicon"] = table[:, :top].to(kind)
-    files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files], parts.sizes)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
+    if web:
+        config |= {"inputs": inputs, "languages": [loaded.recipe.pairs.source, loaded.recipe.pairs.target]}
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
-        write_tensors(temporary / "arrays.safetensors", tensors, {"format": FORMAT})
-        package = temporary / "econmt_runtime"
-        package.mkdir()
-        for module in sorted(_runtime().glob("*.py")):
-            if module.name != _LAUNCHER:
-                shutil.copyfile(module, package / module.name)
-        write_text(temporary / "__main__.py", _main_module(package))
-        # The library has no part of Python, so that the folder serves every version: its name has none either.
-        shutil.copyfile(library, package / f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}")
         arrays = temporary / "arrays.safetensors"
+        write_tensors(arrays, tensors, {"format": FORMAT})
+        if library is None:
+            shutil.copytree(_runtime() / "web", temporary, dirs_exist_ok=True)
+        else:
+            _copy_runtime(temporary, library)
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
-        rest = sorted(path for path in temporary.rglob("*") if path.is_file() and path != arrays)
-        config["files"] = {path.relative_to(temporary).as_posix(): _checksum(path) for path in rest}
+        rest = (path for path in temporary.rglob("*") if path.is_file() and (web or path != arrays))
+        config["files"] = _checksums(temporary, rest)
         write_text(temporary / "model.json", json.dumps(_signed(config), indent=1) + "\n")
     return destination
 
 
+def _copy_runtime(folder: Path, library: Path) -> None:
+    """Adds the modules and the C library, and a launcher with the modules' checksums, which Python runs."""
+    package = folder / "econmt_runtime"
+    package.mkdir()
+    for module in sorted(_runtime().glob("*.py")):
+        if module.name != _LAUNCHER:
+            shutil.copyfile(module, package / module.name)
+    launcher = (_runtime() / _LAUNCHER).read_text(encoding="utf-8")
+    assert _NO_MODULES in launcher
+    modules = f"MODULES: dict[str, str] = {json.dumps(_checksums(package, package.iterdir()), indent=4)}"
+    write_text(folder / "__main__.py", launcher.replace(_NO_MODULES, modules))
+    # The library has no part of Python, so that the folder serves every version: its name has none either.
+    shutil.copyfile(library, package / f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}")
+
+
 @contextmanager
 def _new_file(source: Path, output: Path) -> Iterator[Path]:
-    """Creates a zip file ``output``, which must be new, of a folder that the block fills; see :func:`new_folder`."""
+    """Creates a file ``output``, which must be new, of a folder that the block fills; see :func:`new_folder`."""
     with writing(output), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "runtime"
         with new_folder(source, folder) as temporary:
@@ -123,31 +143,41 @@ def _new_file(source: Path, output: Path) -> Iterator[Path]:
         if size > _LARGEST_FILE:
             raise InputError(
                 f"{output}: {size:,} bytes, more than the {_LARGEST_FILE:,} of one file; export to a folder, "
-                f"whose name does not end in {FILE_SUFFIX}"
+                f"whose name does not end in {output.suffix}"
             )
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(output) as stream:
-            stream.write(_INTERPRETER)
-            with zipfile.ZipFile(stream, "w") as archive:
-                for path in files:
-                    # Always of 1980, so that the same model gives the same bytes.
-                    member = zipfile.ZipInfo(path.relative_to(folder).as_posix())
-                    member.external_attr = 0o644 << 16
-                    archive.writestr(member, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
-            mode = Path(stream.name).stat().st_mode
-            Path(stream.name).chmod(mode | (mode & 0o444) >> 2)  # whoever may read it may run it
+            (_write_page if output.suffix == PAGE_SUFFIX else _write_archive)(stream, folder, files)
 
 
-def _main_module(package: Path) -> str:
-    """Returns the folder's ``__main__.py``: the launcher, with the checksums of the modules in ``package``."""
-    launcher = (_runtime() / _LAUNCHER).read_text(encoding="utf-8")
-    assert _NO_MODULES in launcher
-    checksums = {path.name: _checksum(path) for path in sorted(package.iterdir())}
-    return launcher.replace(_NO_MODULES, f"MODULES: dict[str, str] = {json.dumps(checksums, indent=4)}")
+def _write_archive(stream: IO[bytes], folder: Path, files: Sequence[Path]) -> None:
+    """Writes a zip file of a folder, which Python runs."""
+    stream.write(_INTERPRETER)
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path in files:
+            # Always of 1980, so that the same model gives the same bytes.
+            member = zipfile.ZipInfo(path.relative_to(folder).as_posix())
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+    mode = Path(stream.name).stat().st_mode
+    Path(stream.name).chmod(mode | (mode & 0o444) >> 2)  # whoever may read it may run it
 
 
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _write_page(stream: IO[bytes], folder: Path, files: Sequence[Path]) -> None:
+    """Writes the page of a folder with all other files in it."""
+    page = (folder / "index.html").read_text(encoding="utf-8")
+    held = [
+        f'<script type="text/plain" data-file="{path.name}">{base64.b64encode(path.read_bytes()).decode()}</script>'
+        for path in files
+    ]
+    held.append(f'<script type="module">{(folder / "page.js").read_text(encoding="utf-8")}</script>')
+    page = page.replace("connect-src 'self'; ", "").replace("'self'", "'unsafe-inline' blob:")
+    stream.write(page.replace('<script type="module" src="page.js"></script>', "\n".join(held)).encode())
+
+
+def _checksums(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
+    names = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in names.items()}
 
 
 def _signed(config: Mapping[str, Any]) -> dict[str, Any]:

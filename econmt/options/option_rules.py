@@ -68,7 +68,7 @@ OPTION_NEEDS: dict[str, dict[str, Condition]] = {
     "export": {
         "--hub": is_set("--license"),
         "--license": is_set("--hub"),
-        "--precision --lexicon": is_set("--runtime"),
+        "--precision --lexicon": any_of(is_set("--runtime"), is_set("--web")),
         "--lexicon-topk": is_set("--lexicon"),
     },
     "train": {"--max-restarts": is_set(PROCESSES)},
@@ -88,7 +88,7 @@ _OF_A_STEP = (
 
 OPTION_CONFLICTS: dict[str, list[tuple[str, str, str]]] = {
     "evaluate": [("--language", "--tokenize", ": it chooses a tokenizer")],
-    "export": [("--hub", "--runtime", "")],
+    "export": [("--hub", "--runtime --web", ""), ("--web", "--runtime", "")],
     "train": [("--overwrite-output", "--resume-with-changes", ": it starts a new run")],
     "profile": [
         ("--diff", _OF_A_STEP, ": it compares two files"),

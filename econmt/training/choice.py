@@ -152,7 +152,6 @@ def settle(
         why = f"measured in {seconds:.1f} s"
     else:
         why = "default; the model is too small to measure"
-    positions = max(shape.source, shape.target)
     with captured(in_graphs):
         chosen = choose_implementations(
             of_recipe,
@@ -160,7 +159,7 @@ def settle(
             device=device.type,
             precision=precision,
             updates=updates,
-            positions=positions / min(positions, POSITIONS),
+            positions=max(shape.source, shape.target),
         )
     return chosen, why
 
@@ -172,7 +171,7 @@ def choose_implementations(
     device: str = "cpu",
     precision: Precision = NAMED["float32"],
     updates: float = 0.0,
-    positions: float = 1.0,
+    positions: int = 1,
 ) -> Implementations:
     """Chooses an implementation for every op that is left at auto.
 
@@ -180,17 +179,17 @@ def choose_implementations(
         measurements: Measurements of the model's ops; where there are none, the default holds.
         device, precision: Device type, and precision of the products.
         updates: Least number of updates of the run, in which "compiled" must save more time than compiling takes.
-        positions: Positions of an average batch, relative to the measured one.
+        positions: Positions of an average batch, of which `POSITIONS` were measured.
     """
     known = list(measurements)
-    chosen = {}
+    chosen, updates = {}, updates * max(1.0, positions / POSITIONS)
     for key, functions in OPS.items():
         if getattr(of_recipe, key) == "auto":
             relevant = [measurement for measurement in known if measurement.op in functions]
             # Without input feeding, a decoder's layers call the same op as the encoder's.
             if key == "decoder" and not relevant:
                 relevant = [measurement for measurement in known if measurement.op in OPS["encoder"]]
-            chosen[key] = _fastest(relevant, updates * positions, device) or rule(functions[0], device)
+            chosen[key] = _fastest(relevant, updates, device) or rule(functions[0], device)
     settled = of_recipe._replace(**chosen)
     # A named implementation keeps its own stash, and there is one stash level for all ops.
     named = filter(None, map(of_recipe.traits, ("encoder", "decoder")))

@@ -233,7 +233,9 @@ def train(context: RunContext, console: Console) -> TrainingResult:
     try:
         progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update, context.heartbeat)
         if communicator.is_rank_zero:
-            _write_recipe(folder.recipe, recipe)
+            path = folder.recipe  # an equal one stays, which may contain a user's comments
+            if not (path.exists() and parse_recipe(path.read_text(encoding="utf-8"), str(path)) == recipe):
+                write_text(path, recipe_text(recipe))
         else:
             progress = Progress.silent()
         interrupts = Interrupts()
@@ -320,9 +322,3 @@ def _describe_ranks(communicator: Communicator, recipe: Recipe) -> str:
     parts += [f"pipelines of {communicator.stages} stages"] if communicator.stages > 1 else []
     parts += ["optimizer state sharded"] if recipe.parallel.shard_optimizer else []
     return f"ranks: {communicator.size}, {communicator.local_size} on this host, {', '.join(parts)}"
-
-
-def _write_recipe(path: Path, recipe: Recipe) -> None:
-    """Writes the resolved recipe, unless an equal one exists, which may contain a user's comments."""
-    if not (path.exists() and parse_recipe(path.read_text(encoding="utf-8"), str(path)) == recipe):
-        write_text(path, recipe_text(recipe))

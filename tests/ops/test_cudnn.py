@@ -65,32 +65,22 @@ def cudnn_rnn(
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("scattered", [False, True])
-def test_cudnn_gets_one_buffer(monkeypatch: pytest.MonkeyPatch, directions: int, scattered: bool) -> None:
+@pytest.mark.parametrize("way", ["one buffer", "scattered", "steps for fake tensors"])
+def test_equals_the_lstm(monkeypatch: pytest.MonkeyPatch, directions: int, way: str) -> None:
     monkeypatch.setattr(torch, "_cudnn_rnn", cudnn_rnn)
     arguments = layer_arguments(directions)
 
     def function(
         inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if way == "steps for fake tensors":
+            return cudnn.by_direction(steps_of_torch, inputs, h, c, weights)
         return cudnn.cudnn_lstm(inputs, h, c, weights, True, directions == 2)
 
     values, gradients = values_and_gradients(expected, arguments)
-    found, their = values_and_gradients(function, scatter_strides(arguments) if scattered else arguments)
-    assert_close(found, values, 1e-13)
-    assert_close(their, gradients, 1e-13)
-
-
-@pytest.mark.parametrize("directions", [1, 2])
-def test_steps_for_fake_tensors_equal_the_lstm(directions: int) -> None:
-    def function(
-        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return cudnn.by_direction(steps_of_torch, inputs, h, c, weights)
-
-    arguments = layer_arguments(directions)
-    values, gradients = values_and_gradients(expected, arguments)
-    found, their = values_and_gradients(function, arguments)
+    found, their = values_and_gradients(
+        function, scatter_strides(arguments) if way == "scattered" else arguments
+    )
     assert_close(found, values, 1e-13)
     assert_close(their, gradients, 1e-13)
 

@@ -105,10 +105,12 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     pages = {
         f"{PACKAGES}econmt_memory/report/page.html",
         *(f"econmt_serve/page/{each}.html" for each in ("index", "docs")),
+        f"{PACKAGES}econmt_runtime/web/index.html",
     }
     assert {name for name in names if name.endswith(".html")} == pages
     page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "econmt_serve/page").iterdir()}
-    assert page <= names
+    web = (ROOT / "runtime/econmt_runtime/web").iterdir()
+    assert page | {f"{PACKAGES}econmt_runtime/web/{file.name}" for file in web} <= names
     assert {name for name in names if name.endswith(".so")} == (
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
@@ -116,7 +118,7 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
         file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops" / "econmt_ops").rglob("*.cu*")
     )
     assert {name for name in names if ".cu" in name} == {PACKAGES + name for name in kernels}
-    suffixes = ".py .pth .yaml .md .typed .html .css .js .svg .so .h .cu .cuh"
+    suffixes = ".py .pth .yaml .md .typed .html .css .js .svg .wasm .so .h .cu .cuh"
     assert {Path(name).suffix for name in names} <= {*suffixes.split()}
     assert {name for name in names if name.endswith(".h")} == {f"{PACKAGES}econmt_ops/backends/c/kernels.h"}
 

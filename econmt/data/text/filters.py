@@ -139,7 +139,8 @@ class Selection:
             codes.append(KEPT if reason is None else REASONS.index(reason) + 1)
             if by != "keep":
                 text = {"pairs": "\n".join(pair), "source": pair[0], "target": pair[1]}[by]
-                keys.append(_key(text) if all(pair) else _NO_KEY)
+                digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+                keys.append(int.from_bytes(digest, "little") if all(pair) else _NO_KEY)
         return codes, keys
 
     def _reason(self, source: str, target: str) -> str | None:
@@ -195,10 +196,6 @@ def repeats(text: str) -> int:
             if times > most and any(map(str.isalpha, "".join(units[index - period : index]))):
                 most = times
     return most
-
-
-def _key(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class LeftOut:

@@ -125,7 +125,7 @@ def _convert(
     """Converts vocabularies that exist; ``tags`` are added to the source's."""
     if isinstance(settings, (WordSubwords, TextWords)):
         for (name, columns), path in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), own, strict=True):
-            fixed = _fixed_words(columns, tags)
+            fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
             words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
             write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
         return
@@ -150,7 +150,8 @@ def _train_words(
     for (name, columns), limit in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), sizes, strict=False):
         counter = sum((counts[column] for column in columns), Counter[str]())
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
-        _write_words(folder / name, frequent, _fixed_words(columns, tags), limit)
+        fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
+        _write_words(folder / name, frequent, fixed, limit)
 
 
 def _sides(
@@ -162,11 +163,6 @@ def _sides(
     if isinstance(settings, (TextSubwords, TextWords)):
         return [(joint, (1,))]
     return [(joint, (0, 1))] if settings.joint else [(files[0], (0,)), (files[1], (1,))]
-
-
-def _fixed_words(columns: Sequence[int], tags: Sequence[str]) -> list[str]:
-    """Returns the entries with which a vocabulary begins."""
-    return [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
 
 
 def _train_codes(

@@ -117,10 +117,10 @@ def random_model(
 
 
 def write_random_lexicon(path: Path, folder: Path) -> None:
-    """Writes a lexicon of nine random words for each source word of a model."""
+    """Writes a lexicon of nine random words for each source word of a model, and of none for padding."""
     size = load_vocabularies(folder).source.size
     torch.manual_seed(1)
-    table = torch.stack([torch.randperm(size)[:9] for _ in range(size)]).int()
+    table = torch.stack([torch.zeros(9), *(torch.randperm(size)[:9] for _ in range(size - 1))]).int()
     write_lexicon(path, table, fingerprint(folder))
 
 

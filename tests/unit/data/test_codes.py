@@ -21,7 +21,7 @@ from econmt.data.text.subwords import load_vocabularies
 from econmt.data.text.vocabulary import SPECIAL_TOKENS, UNK, WORD_START, CodesVocabulary
 from econmt.errors import InputError
 from econmt.training.run import run_recipe
-from tests.unit.data.test_own_vocabulary import LINES, prepare_subwords
+from tests.unit.data.test_own_vocabulary import LINES
 from tests.unit.training.tiny import Run
 
 
@@ -207,15 +207,3 @@ def test_prepared_text_with_codes_is_prepared_again(tmp_path: Path, joint: str) 
     fresh = prepare(run.recipe, tmp_path / "q", [text], show_progress=False)
     assert again.checksums == fresh.checksums
     assert any(name.endswith(".json") for name in again.checksums)
-
-
-def test_wrong_settings_are_told(tmp_path: Path) -> None:
-    text = letters(tmp_path)
-    for subwords, message in (
-        ("{type: codes}", "files"),
-        ("{type: codes, files: [a, b]}", "files has 2 files and joint is true"),
-        ("{type: codes, files: [a], vocabularies: [v, w]}", "vocabularies has 2 files and joint is true"),
-        ("{type: codes, files: [nowhere.codes]}", "nowhere.codes"),
-    ):
-        with pytest.raises(InputError, match=message):
-            prepare_subwords(text, tmp_path, subwords)

@@ -185,6 +185,10 @@ def test_keys_that_do_not_fit(tmp_path: Path) -> None:
         ("{type: bpe, joint: false, models: [a]}", "models has 1 files and joint is false"),
         ("{type: words, lists: [a]}", "lists has 1 files and joint is false"),
         ("{type: bpe, models: [nowhere.model]}", "nowhere.model"),
+        ("{type: codes}", "files"),
+        ("{type: codes, files: [a, b]}", "files has 2 files and joint is true"),
+        ("{type: codes, files: [a], vocabularies: [v, w]}", "vocabularies has 2 files and joint is true"),
+        ("{type: codes, files: [nowhere.codes]}", "nowhere.codes"),
     ):
         with pytest.raises(InputError, match=message):
             prepare_subwords(text, tmp_path, subwords)

@@ -85,7 +85,10 @@ def test_the_reference_must_be_worth_its_memory(milliseconds: float, expected: s
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
 def test_compiling_must_pay(updates: float, expected: str) -> None:
     found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
-    assert choose_implementations(AUTO, found, updates=updates, positions=2.0).decoder == expected
+    assert (
+        choose_implementations(AUTO, found, updates=updates, positions=2 * choice.POSITIONS).decoder
+        == expected
+    )
 
 
 def test_a_run_is_as_long_as_its_first_limit() -> None:

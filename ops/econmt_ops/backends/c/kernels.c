@@ -64,7 +64,12 @@ static int32_t offset = 128;
 #define SUMS_OF_16 (has_dot ? sums_of_16_dot : sums_of_16_plain)
 #else
 #define HAS_DOT 0
+#if defined(__wasm_simd128__)
+#include "sums_wasm.h"
+#define SUMS_OF_16 sums_of_16_wasm
+#else
 #define SUMS_OF_16 sums_of_16_plain
+#endif
 #endif
 #define NARROW_SUMS_OF_16(x) x
 #define BEGIN_SUMS

@@ -1,0 +1,173 @@
+// Translates as one types, in the browser alone.
+
+const PAUSE = 150; // milliseconds after a key before the text is translated
+const ALTERNATIVES = 5;
+const CHUNK = 64; // sentences that are translated before they are shown
+const part = (name) => document.getElementById(name);
+const [source, target, status, wrong, bar] = ["source", "target", "status", "wrong", "progress"].map(part);
+// Sentences of the text: {text, after, result}; `after` is the space that follows, and the result is null until it comes.
+const state = { sentences: [], asking: null, timer: 0, shown: null, model: null, divide: null };
+
+// The files that a page of one file holds, by name; null if they lie beside it.
+function ownFiles() {
+  const held = document.querySelectorAll("[data-file]");
+  if (!held.length) return null;
+  const files = {};
+  for (const element of held) {
+    const text = atob(element.textContent);
+    const bytes = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+    files[element.dataset.file] = new Blob([bytes], { type: "text/javascript" });
+    element.remove();
+  }
+  return files;
+}
+
+// Divides text into sentences and the space after each; line ends always divide.
+function divided(text) {
+  const found = [];
+  for (const line of text.split(/(?<=\n)/)) {
+    const segments = state.divide ? [...state.divide.segment(line)].map(({ segment }) => segment) : [line];
+    for (const segment of segments) {
+      const kept = segment.trim();
+      const at = segment.indexOf(kept);
+      found.push({ before: segment.slice(0, at), text: kept, after: segment.slice(at + kept.length), result: null });
+    }
+  }
+  return found;
+}
+
+function show() {
+  target.replaceChildren();
+  for (const sentence of state.sentences) {
+    const { before, text, after, result, old } = sentence;
+    const span = document.createElement("span");
+    span.className = `sentence${result ? "" : " stale"}${sentence === state.shown ? " at" : ""}`;
+    span.textContent = (result ?? old)?.text ?? "";
+    if (text && result) {
+      const ask = () => alternatives(sentence).catch(fail);
+      Object.assign(span, { tabIndex: 0, role: "button", title: "Show other translations" });
+      span.addEventListener("click", ask);
+      span.addEventListener("keydown", ({ key }) => key === "Enter" && ask());
+    }
+    target.append(before, span, after);
+  }
+  part("copy").disabled = !state.sentences.some(({ result }) => result?.text);
+  part("clear").disabled = !source.value;
+}
+
+function fail(error) {
+  if (error.name === "AbortError") return;
+  wrong.textContent = error.message;
+}
+
+function later() {
+  const known = new Map();
+  for (const { text, result } of state.sentences) if (result) known.set(text, result);
+  const before = state.sentences;
+  state.sentences = divided(source.value).map((sentence, number) => {
+    const result = sentence.text ? (known.get(sentence.text) ?? null) : { text: "" };
+    return { ...sentence, result, old: before[number]?.result ?? before[number]?.old };
+  });
+  state.shown = null;
+  part("others-card").hidden = true;
+  show();
+  const full = source.value.length >= source.maxLength; // browsers need seconds to lay out much more
+  wrong.textContent = full ? `The page takes ${source.maxLength.toLocaleString("en")} characters at a time. Translate longer text in parts.` : "";
+  clearTimeout(state.timer);
+  state.timer = setTimeout(() => translate().catch(fail), PAUSE);
+}
+
+async function translate() {
+  if (!state.model) return;
+  state.asking?.abort();
+  const asking = (state.asking = new AbortController());
+  const { sentences } = state;
+  const waiting = sentences.filter(({ result }) => !result);
+  const begin = performance.now();
+  const words = waiting.reduce((sum, { text }) => sum + text.split(/\s+/).length, 0);
+  part("stop").hidden = waiting.length <= CHUNK;
+  try {
+    for (let at = 0; at < waiting.length; at += CHUNK) {
+      const some = waiting.slice(at, at + CHUNK);
+      const found = await state.model.translate(some.map(({ text }) => text), { signal: asking.signal });
+      some.forEach((sentence, number) => (sentence.result = found[number]));
+      if (state.sentences === sentences) show();
+    }
+    const cut = sentences.some(({ result }) => result.cut);
+    const time = Math.round(performance.now() - begin);
+    if (words) status.textContent = `${words.toLocaleString("en")} words in ${time.toLocaleString("en")} ms, in this browser alone.`;
+    if (cut) status.textContent += " Of a sentence that is too long only the beginning is translated.";
+  } finally {
+    if (state.asking === asking) part("stop").hidden = true;
+  }
+}
+
+async function alternatives(sentence) {
+  state.shown = sentence;
+  [...target.children].forEach((span, number) => span.classList.toggle("at", state.sentences[number] === sentence));
+  const beam = Math.max(ALTERNATIVES, state.model.config.decoding.beam_size);
+  const [found] = await state.model.translate([sentence.text], { beam, nbest: ALTERNATIVES });
+  if (state.shown !== sentence) return;
+  const texts = new Set(found.nbest.map(({ text }) => text));
+  texts.delete(sentence.result.text);
+  part("others-card").hidden = !texts.size;
+  part("others-source").textContent = sentence.text;
+  part("others").replaceChildren(
+    ...[...texts].map((text) => Object.assign(document.createElement("li"), { textContent: text, dir: "auto" })),
+  );
+}
+
+function named([from, to]) {
+  const name = (code) => {
+    try {
+      return new Intl.DisplayNames(["en"], { type: "language" }).of(code);
+    } catch {
+      return code;
+    }
+  };
+  part("source-name").textContent = name(from);
+  part("target-name").textContent = name(to);
+  try {
+    [source.lang, target.lang] = [from, to];
+    state.divide = new Intl.Segmenter(from, { granularity: "sentence" });
+  } catch {
+    state.divide = null; // an old browser, or a language that it does not know: lines stay whole
+  }
+}
+
+// Has the browser keep the files for use without a network; what is new on the server is there at the next visit.
+async function keep() {
+  try {
+    const { checksum } = await (await fetch("model.json?new", { cache: "no-store" })).json();
+    await navigator.serviceWorker?.register(`offline.js?${checksum}`);
+  } catch {
+    // no network, or a browser that keeps nothing of this page
+  }
+}
+
+async function begin() {
+  source.addEventListener("input", later);
+  part("clear").addEventListener("click", () => {
+    source.value = "";
+    later();
+    source.focus();
+  });
+  part("stop").addEventListener("click", () => state.asking?.abort());
+  part("copy").addEventListener("click", () => navigator.clipboard.writeText(target.textContent).catch(fail));
+  const files = ownFiles();
+  const engine = files ? URL.createObjectURL(files["econmt.js"]) : "./econmt.js";
+  const { load } = await import(engine);
+  state.model = await load("./", { files, progress: (bytes, all) => all && (bar.value = bytes / all) });
+  bar.hidden = true;
+  status.textContent = "Ready. The text stays in this browser.";
+  named(state.model.config.languages);
+  later();
+  if (!files) await keep();
+}
+
+begin().catch((error) => {
+  bar.hidden = true;
+  status.textContent = "";
+  fail(error);
+});

@@ -1,0 +1,204 @@
+"""``econmt export --web`` in a browser: the runtime's translations, SentencePiece's subwords, and a page that stands all text."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import io
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+import econmt_runtime
+from econmt.export.runtime import export_runtime
+from econmt_runtime.text import Subwords
+from tests.conftest import ROOT
+from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
+from tests.unit.cli.test_runtime import VARIANTS, random_model, write_random_lexicon
+from tests.unit.serving.test_page import CHROMIUM, MISSING, expect, sync_api
+from tests.unit.serving.test_page import browser as browser
+
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+LINES = ["a b c", "h g", "", "d d d e a b c h g f e d c b a", "b", "zzz a", "12 - ", "www.a.bc and é"]
+WEB = ROOT / "runtime/econmt_runtime/web"
+TRANSLATE = """async ([texts, options]) => {
+  const model = await (await import("./econmt.js")).load("./");
+  const short = (all) => all.map(({ text, score, nbest }) => [text, score, nbest.length]);
+  const found = [];
+  for (const lines of texts) {
+    const signal = lines.length > 1000 ? AbortSignal.timeout(50) : undefined;
+    found.push(await model.translate(lines, { signal, ...options }).then(short, (error) => error.message));
+  }
+  return found;
+}"""
+PROBE = """onmessage = ({ data: [model, lines] }) => {
+  const words = new Subwords(Uint8Array.from(model));
+  postMessage(lines.map((line) => words.encode(line.normalize("NFC").replace(AROUND, ""))).map((ids) => [ids, words.decode(ids)]));
+};"""
+ASK = """(data) => new Promise((resolve, reject) => {
+  const probe = new Worker("probe.js");
+  [probe.onmessage, probe.onerror] = [(event) => resolve(event.data), reject];
+  probe.postMessage(data);
+})"""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder on a server of files."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture
+def page(browser: sync_api.Browser) -> Iterator[sync_api.Page]:
+    """An empty page, whose scripts must not fail."""
+    failed: list[str] = []
+    with browser.new_context() as context:
+        opened = context.new_page()
+        opened.on("pageerror", lambda error: failed.append(str(error)))
+        yield opened
+    assert failed == []
+
+
+@in_browser
+@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("precision", ["int8", "float32"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_translations_are_those_of_the_runtime(
+    subword_model: Path, tmp_path: Path, page: sync_api.Page, use: Any, variant: str, precision: str
+) -> None:
+    folder = random_model(subword_model, tmp_path / "model", variant, {"beam_size": 4})
+    write_random_lexicon(tmp_path / "lexicon", folder)
+    for name in ("runtime", "web"):
+        export_runtime(folder, tmp_path / name, precision, tmp_path / "lexicon", web=name == "web")
+    with served(tmp_path / "web") as home:
+        page.goto(f"{home}model.json")
+        for options in ({}, {"shortlist": 0}, {"shortlist": 3}):
+            translator = econmt_runtime.load(tmp_path / "runtime", nbest_size=2, **options)
+            use(0)  # browsers have no instruction that multiplies and adds with one rounding
+            expected = translator.translate(LINES)
+            (found,) = page.evaluate(TRANSLATE, [[LINES], {"nbest": 2, **options}])
+            assert [each[::2] for each in found] == [[each.text, len(each.nbest)] for each in expected]
+            scores = [each.score for each in expected]
+            assert [each[1] for each in found] == pytest.approx(scores, abs=1e-4, rel=0)
+
+
+@in_browser
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "rules"), [("bpe", "identity"), ("bpe", "nmt_nfkc_cf"), ("unigram", "nmt_nfkc")]
+)
+def test_subwords_are_those_of_sentencepiece(
+    tmp_path: Path, page: sync_api.Page, kind: str, rules: str
+) -> None:
+    draw = random.Random(1)
+    scripts = [
+        "abcdeéß",
+        "αβγδώ",
+        "абвгд",
+        "אבגד",
+        "ابتث",
+        "अआकि",
+        "กขคำ",
+        "一丁七",
+        "가각간",
+        "あいガｶﾞ",
+        "ﬁ½Ⅳ①́\u200d\x00😀",
+    ]
+    words = ["".join(draw.choices(draw.choice(scripts), k=draw.randint(1, 6))) for _ in range(300)]
+    lines = [draw.choice((" ", " ", "  ", "", ". ")).join(draw.choices(words, k=9)) for _ in range(1500)]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(lines), model_writer=model, model_type=kind, vocab_size=600, hard_vocab_limit=False,
+        pad_id=0, unk_id=1, bos_id=2, eos_id=3, normalization_rule_name=rules, byte_fallback=rules == "nmt_nfkc",
+        character_coverage=0.98, user_defined_symbols=["\u2581<t>"], minloglevel=2, num_threads=1,
+    )  # fmt: skip
+    (tmp_path / "it.model").write_bytes(model.getvalue())
+    lines += ["<t> a", "a <t><t>b", "</s> <s> <unk> \u2581 a", "", "  ", "𝔞\ue000\U0010fffd a", "a" * 3000]
+    text = (WEB / "worker.js").read_text(encoding="utf-8")
+    (tmp_path / "probe.js").write_text(text.replace("\nwork();\n", PROBE), encoding="utf-8")
+    expected = Subwords(tmp_path / "it.model")
+    with served(tmp_path) as home:
+        page.goto(f"{home}probe.js")
+        found = page.evaluate(ASK, [[*model.getvalue()], lines])
+    for line, (ids, decoded) in zip(lines, found, strict=True):
+        assert (ids, decoded) == (expected.encode(line), expected.decode(ids)), line
+
+
+@in_browser
+@pytest.mark.slow
+def test_the_page_translates_without_a_network_and_stands_all_text(
+    subword_model: Path, tmp_path: Path, page: sync_api.Page
+) -> None:
+    model = random_model(subword_model, tmp_path / "model", "student", {"beam_size": 2})
+    folder, file = (export_runtime(model, tmp_path / name, web=True) for name in ("folder", "page.html"))
+    text = "a b c. d e!\n\n<img src=x onerror=alert(1)> <script>alert(1)</script> h"
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: asked.append(dialog.message))
+
+    def translation() -> str:
+        page.locator("#source").fill(text)
+        expect(page.locator("#status")).to_contain_text("in this browser alone")
+        return page.locator("#target").inner_text()
+
+    with served(folder) as home:
+        page.goto(home)
+        expected = translation()
+        page.locator(".sentence").first.press("Enter")
+        expect(page.locator("#others li").first).to_be_visible()
+        page.evaluate("navigator.serviceWorker.ready.then(() => null)")
+        long = ["x" * 1_000_000, "a " * 500_000, "e" + "\u0301" * 100_000, "www.(" * 200_000, "a\0"]
+        found = page.evaluate(TRANSLATE, [["a", [1], ["a b c d"] * 9999, *([line] for line in long)], {}])
+        told = 'translate takes a list of lines of text, as translate(["A dog."])'
+        assert found[:3] == [told, told, "signal timed out"]
+        assert all(isinstance(each, list) for each in found[3:])
+        (told,) = page.evaluate(f"() => ({TRANSLATE})([[['a', 'b \\ud800']], {{}}])")
+        assert told == "line 2: the character U+D800 is not allowed in text; remove it"
+        (told,) = page.evaluate(TRANSLATE, [[["a"]], {"nbest": 3}])
+        assert told == "nbest: use a whole number from 1 to the beam size, 2"
+    page.reload()
+    assert translation() == expected
+    page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
+    page.goto(file.as_uri())
+    assert translation() == expected
+    assert asked == ["file", "blob", "blob"]
+    arrays = (folder / "arrays.safetensors").read_bytes()
+    (folder / "arrays.safetensors").write_bytes(arrays[:-9] + b"x" + arrays[-8:])
+    with served(folder) as home:
+        page.goto(home)
+        expect(page.get_by_role("alert")).to_contain_text("arrays.safetensors is damaged or of another model")
+
+
+def test_what_is_written_and_refused(
+    word_model: Path, subword_model: Path, call: Call, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    refused(call("export --web", word_model, made), "its vocabulary is a list of words; --web needs")
+    refused(call("export --web --runtime", subword_model, made), "--web cannot be combined with --runtime")
+    call("export --web", subword_model, made)
+    files = {"arrays.safetensors", "subwords.model", *(path.name for path in WEB.iterdir())}
+    assert {*json.loads((made / "model.json").read_text())["files"]} == files
+    assert {path.name for path in made.iterdir()} == {*files, "model.json"}
+    assert sum(path.stat().st_size for path in WEB.iterdir()) <= 150_000
+
+
+@pytest.mark.slow
+def test_the_library_is_compiled_from_these_sources(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    make = ["make", "-s", "web", "VENV=none", f"PYTHON={sys.executable}", f"WASM={tmp_path / 'made.wasm'}"]
+    subprocess.run(make, cwd=ROOT, check=True)
+    assert (tmp_path / "made.wasm").read_bytes() == (WEB / "econmt.wasm").read_bytes()
