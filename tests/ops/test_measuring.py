@@ -16,7 +16,7 @@ from econmt_ops.dispatch import session as sessions
 from econmt_ops.dispatch.measurements import Store, machine
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.dispatch.select import Problem, run
-from econmt_ops.dispatch.session import forget, measuring
+from econmt_ops.dispatch.session import current_session, forget, measuring
 from econmt_ops.dispatch.timing import Timing, quantile
 from econmt_ops.dispatch.traits import Candidate, Traits
 from tests.ops.helpers import Make
@@ -237,6 +237,18 @@ def test_samples_of_the_same_turn_are_compared(clock: Clock) -> None:
         assert call(variable()) == "reference"
     (measurement,) = session.measurements.values()
     assert measurement.regret("recompute") == pytest.approx(0.2)
+
+
+def test_a_session_whose_times_cannot_be_stored_has_ended(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "add", fails)
+    with pytest.raises(KeyboardInterrupt), measuring():
+        call(variable())
+    assert current_session() is None
 
 
 def test_one_op_may_take_its_share_of_what_is_left(clock: Clock) -> None:

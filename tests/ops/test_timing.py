@@ -214,6 +214,9 @@ def test_under_a_byte_limit() -> None:
 def test_a_rule_that_keeps_too_much_is_not_preferred() -> None:
     records = {"reference": record(2.0, 100), "recompute": record(3.0, 10)}
     assert decide(records, "reference", 99) == "recompute"
+    assert decide({**records, "compiled": record(1.0, 10)}, "reference", 9) == "compiled", (
+        "of two as lean ones"
+    )
 
 
 def test_what_is_added_is_found_on_the_same_machine_alone(tmp_path: Path) -> None:

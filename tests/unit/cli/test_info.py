@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from econmt.checkpoint import folder
-from econmt.cli.info import disk_bytes
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.tensor_files import quantized, read_tensors, write_tensors
+from econmt.cli.info import describe, disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
+from tests.golden import assert_golden
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import random_model
@@ -212,6 +217,37 @@ def test_the_mean_of_the_last_checkpoints(call: Call, word_model: Path, tmp_path
     for name, values in found.items():
         expected = np.mean([part[name].astype(np.float64) for part in parts], axis=0).astype(np.float32)
         np.testing.assert_array_equal(values, expected)
+
+
+def test_the_whole_description(call: Call, copy: Path) -> None:
+    contents = json.loads(call("info", copy, "--json").out)
+    sizes = {"parameters": 12_345, "training_state": 2_000_000, "prepared": 0, "total": 2_500_000}
+    versions = {"format": "econmt-1", "econmt": "1.2", "torch": "2.13"}
+    names = ("target_tokens", "seconds", "train_loss", "valid_perplexity", "bleu")
+    for number, checkpoint in enumerate(contents["checkpoints"]):
+        checkpoint["metrics"] = dict(
+            zip(names, (1234.0 * number, 99.5 + number, 1.25, 12.5, None), strict=True)
+        )
+    contents |= {"bytes": sizes, "versions": versions, "best": 6}
+    assert_golden("info", "\n".join(describe(contents)))
+
+
+def test_a_lexicon_is_learnt_from_pairs_that_the_model_takes(call: Call, copy: Path, tmp_path: Path) -> None:
+    recipe = (copy / "recipe.yaml").read_text()
+    (copy / "recipe.yaml").write_text(re.sub("max_length: [0-9]+", "max_length: 3", recipe))
+    (tmp_path / "text.src").write_text("a b\n\na\na b a\na b a b\n b \n")
+    (tmp_path / "text.trg").write_text("B A\nA\n \nA B A\nA\nA B A B\n")
+    ended = call("lexicon -m", copy, "-o", tmp_path / "lexicon", "--corpus", tmp_path / "text").succeeded()
+    assert "from 2 pairs" in ended.err
+
+
+def test_a_mean_of_8_bit_matrices_is_in_float32(call: Call, copy: Path, tmp_path: Path) -> None:
+    for path in ModelFolder(copy).numbered_parameters().values():
+        tensors, metadata = read_tensors(path)
+        write_tensors(path, quantized(tensors, torch.int8, path), {**metadata, "quantized": "int8"})
+    call("average", "-m", copy, "-o", tmp_path / "made").succeeded()
+    told = json.loads(call("info", tmp_path / "made", "--json").out)
+    assert (told["quantized"], told["averaged"]) == (None, [4, 6, 8])
 
 
 def test_the_best_are_those_of_early_stopping(

@@ -22,6 +22,8 @@ from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny_text import TextRun, write_lines
 
+KINDS = ["logprob", "neglogprob", "json"]
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
@@ -60,6 +62,21 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     assert [part["log_probability"] for part in parts] == pytest.approx(list(map(float, lines)), abs=1e-5)
     nats = -math.fsum(map(float, lines)) / sum(part["words"] for part in parts)
     assert math.exp(nats) == pytest.approx(float(total.out), rel=1e-4)
+    words = sum(part["words"] for part in parts)
+    summed = {kind: call(f"score --total --score-type {kind} -m", model, text=text).out for kind in KINDS}
+    figures = {
+        "lines": 8,
+        "words": words,
+        "tokens": words,
+        "nats": nats * words,
+        "perplexity": math.exp(nats),
+    }
+    assert json.loads(summed["json"]) == pytest.approx(figures, rel=1e-4)
+    assert [float(summed[kind]) for kind in KINDS[:2]] == pytest.approx(
+        [-nats * words, nats * words], rel=1e-4
+    )
+    first = min(trained.folder.numbered_parameters())
+    assert call("score -m", model, "--checkpoint", first, text=text).lines != lines
 
     options = ("-m", model, "--prompt", "a b", "--length", "30", "--seed", "4")
     written = call("generate", *options).succeeded()

@@ -22,6 +22,7 @@ from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import VARIANTS, assert_alike, random_model
 
+ARRAYS = "arrays.safetensors"
 PARAMETERS = "params.best.safetensors"
 LINES = "a b c\nh g\nd d d e\n"
 
@@ -74,6 +75,9 @@ def test_products_are_of_8_bits_where_the_folder_is(call: Call, word_model: Path
     assert scores[3] == pytest.approx(scores[0], abs=0.1)
     assert scores[3] != scores[0]
     assert str(api.load(made, device="cpu").precision) == "torch.int8"
+    for precision in ("float32", None):
+        tensors, _ = read_tensors(export_runtime(made, tmp_path / str(precision), precision) / ARRAYS)
+        assert (torch.int8 in {tensor.dtype for tensor in tensors.values()}) == (precision is None)
 
 
 def test_values_that_are_not_finite_are_refused(call: Call, copy: Path, tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_translations_and_scores_are_equal(
     if stored:
         quantize_model(folder, tmp_path / "small")
         folder = tmp_path / "small"
-    made = export_runtime(folder, tmp_path / "runtime", "int8")
+    made = export_runtime(folder, tmp_path / "runtime", None if stored else "int8")
     lines = some_lines(220)
     expected = api.load(folder, device="cpu", precision="int8").translate(lines)
     found = econmt_runtime.load(made).translate(lines)

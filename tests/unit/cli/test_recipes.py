@@ -35,6 +35,7 @@ from econmt.options.search_options import (
     SearchedModels,
     SearchKeys,
 )
+from tests.golden import assert_golden
 from tests.unit.cli.conftest import Call, Ended
 from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import write_recipe
@@ -301,6 +302,28 @@ def test_tables_of_models(
         ended = call(*words)
         check(ended)
         assert words[-1] not in ("averaged", "exported") or ended.lines[-1] == words[-1]
+
+
+def test_the_whole_description_of_a_dry_run(
+    call: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").symlink_to(text)
+    recipe = write_recipe(Path("reverse.yaml"), Path("text"), Path("run"))
+    options = "--dry-run data.max_length=5 training.max_epochs=3 data.test=text/test"
+    told = call("train", recipe, *options.split()).succeeded().out
+    assert_golden("dry-run", re.sub(r"^TranslationModel.*?^\)\n", "", told, flags=re.DOTALL | re.MULTILINE))
+
+
+def test_a_dry_run_plans_for_all_processes(
+    call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+    monkeypatch.setattr("econmt.cli.train.first_plan", lambda *arguments: planned.append(arguments[-1].size))
+    for processes in (1, 2):
+        options = f"--dry-run --processes {processes} -o {tmp_path / 'run'}"
+        call(f"train {options}", word_model / "recipe.yaml").succeeded()
+    assert planned == [1, 2]
 
 
 def test_talk_is_broken_on_a_terminal_and_whole_in_a_pipe(

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from econmt.cli.evaluate import _comparison_text
+from econmt.evaluation import scoring
+from econmt.evaluation.metrics import Comparison, Significance
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
@@ -110,8 +113,8 @@ def test_what_cannot_be_scored_is_one_clear_line(
 ) -> None:
     monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", chunk)
     for options, given, *words in (
-        ("", "a\tA\nb\tB\tC\n", "standard input:2", "3 tab-separated columns"),
-        ("--target-tokens", "a\tA\nb\tA nothing\n", "standard input:2", "'nothing' is not a token"),
+        ("", "a\tA\nb\tB\nb\tB\tC\n", "standard input:3", "3 tab-separated columns"),
+        ("--target-tokens", "a\tA\nb\tA\nb\tA nothing\n", "standard input:3", "'nothing' is not a token"),
         ("--target-tokens", "a\t</s>\n", "'</s>' is not a token"),
     ):
         refused(call(f"score {options} -m", word_model, text=given), *words)
@@ -160,6 +163,22 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
             scored = call("score --score-type normalized --length-penalty-alpha 1 -m", word_model, text=pair)
             expected = before[row.number, row.text] + 2 * float(scored.lines[0])
             assert row.score == pytest.approx(expected, abs=1e-4)
+
+
+def test_batches_are_as_large_as_the_option_says(
+    call: Call, lists: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = scoring.batches_by_length
+    monkeypatch.setattr(
+        scoring,
+        "batches_by_length",
+        lambda lengths, size, most: sizes.append(size) or real(lengths, size, most),
+    )
+    for command in (f"rerank -i {lists} -s {tmp_path / 'source'} -m", "score -m"):
+        call(command, word_model, "--batch-size", 2, text="a\tA\n").succeeded()
+        assert set(sizes) == {2}
+        sizes.clear()
 
 
 def test_markup_comes_back(call: Call, word_model: Path) -> None:
@@ -290,6 +309,19 @@ def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: 
     assert text.count("baseline") == 3
     assert text.count("better, significant at 0.05") == 3
     assert "bs:200|seed:12345" in text
+
+
+def test_what_is_significant() -> None:
+    rows = [("a", 30.0, 30.12, 1.25, None, None), ("bc", 31.0, 31.1, 1.0, 0.0499, True)]
+    rows += [("d", 29.0, 29.0, 1.0, 0.05, False), ("e", 30.0, 30.0, 1.0, 1.0, None)]
+    table = Significance("BLEU", "nrefs:1", [Comparison(*row) for row in rows])
+    assert _comparison_text([table], 1).splitlines() == [
+        "BLEU|nrefs:1",
+        "  a   30.0  (30.1 +- 1.2)  baseline",
+        "  bc  31.0  (31.1 +- 1.0)  p = 0.0499  better, significant at 0.05",
+        "  d   29.0  (29.0 +- 1.0)  p = 0.0500  worse",
+        "  e   30.0  (30.0 +- 1.0)  p = 1.0000  equal",
+    ]
 
 
 def test_the_worse_and_the_equal_are_called_so(call: Call, files: dict[str, Path], tmp_path: Path) -> None:

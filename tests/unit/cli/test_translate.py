@@ -117,6 +117,8 @@ def test_several_translations_are_listed_as_moses_does(call: Call, word_model: P
     assert [row[0] for row in rows] == ["0", "0", "1", "2", "2"]
     objects = call(*several, "--output-type", "json", text=text).lines
     found = [json.loads(line)["nbest"] for line in objects]
+    attending = map(json.loads, call(*several, "--output-type", "attention", text=text).lines)
+    assert [len(line["nbest"]) for line in attending] == [2, 0, 2]
     assert [row[1] for row in rows if row[0] == "0"] == [each["translation"] for each in found[0]]
     likely, score = float(rows[0][2].removeprefix("logprob= ")), float(rows[0][3])
     assert likely == pytest.approx(found[0][0]["log_probability"], abs=1e-5)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from econmt.data import files
 from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
 from econmt.data.files import sync_folder, whole_file, whole_folder, write_atomically, writing
 from econmt.errors import InputError
@@ -65,6 +66,25 @@ def test_a_folder_replaces_the_one_before_and_what_killed_processes_left(tmp_pat
     with whole_folder(tmp_path / "folder") as partial:
         (partial / "newer").write_bytes(b"")
     assert {path.name for path in tmp_path.iterdir()} == {*strange, ".other.4194305.partial", "folder"}
+
+
+def test_the_folder_before_goes_when_the_new_one_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, held = tmp_path / "folder", list[tuple[str, ...]]()
+    folder.mkdir()
+
+    def sync(path: Path) -> None:
+        names = sorted(re.sub("[0-9]+", "N", each.name) for each in tmp_path.iterdir())
+        held.append((path.name, *names))
+
+    monkeypatch.setattr(files, "sync_folder", sync)
+    with whole_folder(folder):
+        pass
+    assert held == [
+        (f".folder.{os.getpid()}.partial", ".folder.N.partial", "folder"),
+        (tmp_path.name, ".folder.N.old", "folder"),
+    ]
 
 
 def test_what_a_running_process_fills_stays(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
     mixed = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 0.1]])
     assert mixed.counts(0) == [4, 4, 1], "as many as all corpora have, since no epoch_pairs are given"
     assert mixture([0, 3, 6], 9, weights=[[0.3, 0.3, 0.4]], epoch_pairs=1).counts(0) == [0, 0, 1]
+    equal = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 1.0]], epoch_pairs=5)
+    assert equal.counts(0) == [2, 2, 1], "of equal remainders those of the first corpora"
 
 
 def test_an_empty_corpus_must_have_no_weight() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from econmt.cli.main import main
 from econmt.data.batching.store import open_prepared
 from econmt.data.files import describe, is_as_described
 from econmt.errors import InputError
+from econmt_memory.report.tables import format_bytes
+from tests.golden import assert_golden
 
 Command = Callable[..., tuple[int, str, str]]
 RECIPE = """\
@@ -57,6 +60,20 @@ def test_report(econmt: Command) -> None:
     assert rows["all"][1:5] == ["200", "100.0", "%", f"{tokens:,}"]
     assert "buckets of width 16" in out
     assert "fixed buckets of width 16 (this recipe)" in out
+
+
+def test_the_whole_report(econmt: Command) -> None:
+    """Over words, one sentence of which is too long, another blank and unknown in parts."""
+    (Path("corpus") / "test.en").write_text("ba zozozo\n\n" + "li " * 30 + "\n")
+    (Path("corpus") / "test.de").write_text("de\nba\nmo\n")
+    words = "data.subwords={type: words}", "data.max_length=8", "data.test=test"
+    for name, more in (("fixed", "training.bucket_width=4"), ("derived", "training.max_buckets=3")):
+        code, out, _ = econmt(*words, more, "training.batch.size=8", "--output", name)
+        assert code == 0
+        files = sum(path.stat().st_size for path in Path(name).iterdir())
+        head, rest = out.split("\n", 1)
+        assert head.startswith(f"store       {name} ({format_bytes(files)}, made in ")
+        assert_golden(f"prepare-{name}", re.sub(r"\.\.\.\S*corpus", "...", rest))
 
 
 def test_pairs_too_long_for_training_are_counted_where_they_are_kept(econmt: Command) -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -207,8 +208,17 @@ class TestReuse:
         os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert len(run().train) == 200
         assert file.read_bytes() != before
-        prepare(make_recipe(), Path.cwd() / "store", [corpus], show_progress=False, verify=True)
+        again = partial(prepare, make_recipe(), Path.cwd() / "store", [corpus], show_progress=False)
+        again(verify=True)
         assert file.read_bytes() == before
+        text = corpus / "train.de"
+        lines, status = text.read_bytes().splitlines(keepends=True), text.stat()
+        text.write_bytes(b"".join([*lines[:90], *reversed(lines[90:110]), *lines[110:]]))
+        os.utime(text, ns=(status.st_atime_ns, status.st_mtime_ns))
+        again()
+        assert file.read_bytes() == before
+        again(verify=True)
+        assert file.read_bytes() != before
 
     def test_a_key_that_either_lacks_had_its_default(self, made: Callable[..., str]) -> None:
         file = Path("store") / "meta.json"

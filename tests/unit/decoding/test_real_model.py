@@ -200,6 +200,7 @@ def test_other_shapes_or_names_are_refused_by_name() -> None:
 def test_the_best_checkpoints_are_chosen_by_score() -> None:
     scores = {1: 3.0, 2: 9.0, 3: float("nan"), 4: 5.0, 5: 9.0}
     assert choose_checkpoints([1, 2, 3, 4, 5, 6], scores, 2) == [2, 5]
+    assert choose_checkpoints([5, 4, 2], scores, 1) == [2], "the first of equal ones"
     assert choose_checkpoints([1, 2, 3, 4, 5, 6], scores, 3) == [2, 4, 5]
     assert choose_checkpoints([6, 3], scores, 3) == []
     assert choose_checkpoints([1, 2], scores, 9) == [1, 2]

@@ -121,8 +121,9 @@ def test_blank_lines_do_not_reach_the_model() -> None:
 
 def test_a_line_of_which_the_vocabulary_leaves_nothing_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Letters, "encode", lambda *_: [])
-    (found,) = translator().translate(["a"])
-    assert (found.text, found.hypotheses) == ("", [])
+    done: list[int] = []
+    (found,) = translator().translate(["a"], done=done.append)
+    assert (found.text, found.hypotheses, sum(done)) == ("", [], 1)
 
 
 def test_lines_without_words_are_copied_without_the_model() -> None:

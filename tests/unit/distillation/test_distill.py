@@ -6,14 +6,21 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from econmt.config.recipe import load_recipe
 from econmt_distill import measuring, stages, timing
+from econmt_distill.command import _print_commands, results_table
+from econmt_distill.measuring import DistillationResults
+from econmt_distill.packing import PackedStudent
 from econmt_distill.teachers import TeacherChoice
 from econmt_distill.timing import TimedTranslations
+from econmt_memory.report.layout import print_table
+from tests.golden import assert_golden
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.distillation.conftest import STUDENT, calls
@@ -209,6 +216,19 @@ def test_the_teacher_is_timed_with_lines_from_the_whole_text(
 
 
 @pytest.mark.usefixtures("quick")
+def test_the_whole_table(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (("t", "teacher", 30.125, None, 99.5), ("a b", "student, 8 bits", 29.0, 1_250_000, 12_345.0))
+    keys = ("name", "form", "bleu", "bytes", "words_per_second")
+    models = [dict(zip(keys, row, strict=True)) for row in rows]
+    facts = {"text": "x/test", "corpus": "test", "sentences": 1234, "signature": "s"}
+    inputs = {"settings": {}, "files": {}}
+    results = DistillationResults.model_validate({**facts, "models": models, "inputs": inputs})
+    student = PackedStudent(Path("a b/lexicon"), Path("int8"), Path("runtime"))
+    print_table(Console(width=100), results_table(results))
+    _print_commands(SimpleNamespace(student=student))  # type: ignore[arg-type]
+    assert_golden("distill", "".join(capsys.readouterr()))
+
+
 def test_copies_are_told(folder: Path, program: Callable[..., str], call: Call) -> None:
     source, half = folder / "train.src", "lower() if n % 2 else line.upper(), end='')"
     code = "import sys\nfor n, line in enumerate(sys.stdin): print(line."

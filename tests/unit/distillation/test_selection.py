@@ -281,6 +281,11 @@ def test_a_program_that_fails_is_told(source: Path, program: Callable[[str], str
             made.translate(lambda _: None)
         assert len(error.value.lines) == 1
         assert made.missing() == [0, 1, 2], "nothing is left of a shard that failed"
+    code = "import sys; t = sys.stdin.read(); sys.exit('no d') if 'd' in t else print(t, end='')"
+    made = Shards(tmp_path / "second", TeacherChoice(command=program(code)), source, 3)
+    with pytest.raises(InputError, match=r"text.en:4 to 6\); it said: no d"):
+        made.translate(lambda _: None)
+    assert made.missing() == [1, 2]
 
 
 def test_a_program_that_does_not_exist_is_told() -> None:
@@ -307,12 +312,12 @@ def test_the_time_left_is_told_when_a_hundredth_is_done(monkeypatch: pytest.Monk
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
     monkeypatch.setattr("econmt_distill.shards.time", clock)
     told: list[str] = []
-    durations = [duration(seconds) for seconds in (7.4, 99, 100, 5900, 9000)]
-    assert durations == ["7 s", "99 s", "2 min", "98 min", "2.5 h"]
+    durations = [duration(seconds) for seconds in (7.4, 99.4, 99.5, 5969, 5970, 9000)]
+    assert durations == ["7 s", "99 s", "2 min", "99 min", "1.7 h", "2.5 h"]
     estimate = _Estimate(1000, told.append)
+    estimate.done(9)
     estimate.done(1)
-    estimate.done(99)
     assert told == [
-        "translating: 1 lines (0 a second) of 1,000",
-        f"translating: 100 lines (5 a second) of 1,000, about {duration(180)} left",
+        "translating: 9 lines (1 a second) of 1,000",
+        f"translating: 10 lines (0 a second) of 1,000, about {duration(1980)} left",
     ]

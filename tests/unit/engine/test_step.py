@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from econmt.config.training import Training
 from econmt.data.batching.batches import Batch
 from econmt.engine import step as module
 from econmt.engine.communicator import Communicator, Reduction
 from econmt.engine.measurement import measure_step
 from econmt.engine.optimizers import make_optimizer
-from econmt.engine.precision import Precision
-from econmt.engine.step import OtherRankError, StepResult, TrainingStep
+from econmt.engine.precision import NAMED, Precision
+from econmt.engine.step import OtherRankError, StepResult, TrainingStep, updates_in_backward
 from econmt.model import Implementations, layers
 from econmt.model.layers import draw_seed
 from econmt.tasks.protocol import Shape
@@ -255,6 +256,31 @@ def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
     assert_same_bits(*(parameters(model) for _, model in runs))
 
 
+@pytest.mark.parametrize(
+    ("changes", "precision", "processes", "devices"),
+    [
+        ({}, "bfloat16", 1, ["cuda"]),
+        ({}, "bfloat16", 2, []),
+        ({}, "float16", 1, []),
+        ({"update_interval": 2}, "float32", 1, []),
+        ({"cuda_graphs": "off"}, "float32", 1, []),
+        ({"optimizer_in_backward": "never"}, "float32", 1, []),
+        ({"optimizer_in_backward": "always", "update_interval": 2}, "float32", 1, ["cpu", "cuda"]),
+        ({"optimizer_in_backward": "always"}, "float32", 2, []),
+        ({"optimizer_in_backward": "always"}, "float16", 1, []),
+        ({"optimizer_in_backward": "always", "gradient_clipping": {"type": "norm"}}, "float32", 1, []),
+    ],
+)
+def test_where_updates_are_made_in_the_backward_pass(
+    changes: dict[str, object], precision: str, processes: int, devices: list[str]
+) -> None:
+    training = Training.model_validate({"gradient_clipping": {"type": "none"}, **changes})
+    arguments = training, NAMED[precision], processes
+    assert [
+        name for name in ("cpu", "cuda") if updates_in_backward(*arguments, torch.device(name))
+    ] == devices
+
+
 class Recorded(SimpleNamespace):
     """A reduction, or shares in which this rank updates the ``owned`` parameters, that writes down what is asked of it."""
 
@@ -343,7 +369,9 @@ def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:
 
 
 def test_every_rank_draws_the_dropout_masks_of_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 of 2 begins after as many rows as it has itself."""
+    """Rank 3 of 4, in the second of two pipelines, begins after as many rows as it has itself."""
+    monkeypatch.setattr(RecordedRank, "rank", 3)
+    monkeypatch.setattr(RecordedRank, "stages", 2)
     step, batches = make_recorded_step(RecordedRank())
     rows = []
 

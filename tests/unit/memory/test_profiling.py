@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,8 @@ def test_a_row_comes_as_soon_as_it_is_measured(
     assert (second.technique, second.measured, second.times) == (ROWS[1], False, None)
     assert second.bytes.peak == estimate(task, ROWS[1], SHAPE, "cpu").peak
     assert told[2:] == ["predicting all, 32 x 6 x 5"]
+    timed: Any = SimpleNamespace(tokens=10, seconds=2.0)
+    assert replace(second, times=timed).tokens_per_second == 5.0, "of the rows that were timed"
 
 
 @pytest.mark.sampled(1)
@@ -342,7 +345,10 @@ def test_a_gpu_technique_that_fails_leaves_the_others_measured(
 ) -> None:
     use_fake_step(monkeypatch, fails=ROWS[1], error=RuntimeError("no compiler"), graph=None)
     failures = Failures()
+    failures.errors[ROWS[1]] = first = RuntimeError("no compiler")
+    assert failures.attempt(ROWS[1], lambda: 1) is None, "not tried again"
     found = [*profile(task, ROWS, device=torch.device("cuda"), patient=False, failures=failures)]
+    assert failures.errors[ROWS[1]] is first
     assert [each.technique for each in found] == [ROWS[0], ROWS[2]]
     assert [each.bytes.seconds for each in found] == [2.0, 2.0]
     assert list(failures.errors) == [ROWS[1]]

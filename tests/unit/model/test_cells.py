@@ -225,7 +225,7 @@ def test_parameters_have_the_names_and_shapes_of_factors() -> None:
     assert layers["decoder.layers.1.input.left"] == "decoder"
 
 
-@pytest.mark.parametrize("weights", ["uniform", "xavier"])
+@pytest.mark.parametrize("weights", ["uniform", "xavier", "torch"])
 def test_first_products_have_the_variance_of_whole_matrices(weights: str) -> None:
     init = recipe.Initialization.model_validate({"weights": weights, "scale": 0.3, "forget_bias": 1.5})
     torch.manual_seed(3)
@@ -239,5 +239,5 @@ def test_first_products_have_the_variance_of_whole_matrices(weights: str) -> Non
         assert product.shape == full.shape
         assert float(product.var()) == pytest.approx(float(full.var()), rel=0.1)
         assert float(factors.left.var()) == pytest.approx(float(factors.right.var()), rel=0.1)
-    assert thin.bias[120:240].eq(1.5).all()
-    assert thin.bias[:120].eq(0.0).all()
+    assert thin.bias[120:240].eq(1.5).all() or weights == "torch"
+    assert thin.bias[:120].eq(0.0).all() or weights == "torch"

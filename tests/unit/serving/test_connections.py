@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import select
 import socket
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Message
 
 from econmt_serve import bodies, server, unread
 from econmt_serve.access import Keys
@@ -86,6 +89,24 @@ def test_a_client_that_sends_first_gets_its_answer(client: Client, monkeypatch: 
         answer = client.ask("POST", "/translate", b" " * 2_000_000, JSON)
         assert answer.status == 413
         assert answer.json == {"error": "the request has more than 268,144 bytes; send parts"}
+
+
+def test_the_rest_of_a_body_is_dropped_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread, "_LINGER_BYTES", 10)
+    monkeypatch.setattr(unread, "LINGER_SECONDS", PATIENCE)
+    taken, sent = list[int](), list[Message]()
+
+    async def receive() -> Message:
+        taken.append(4)
+        return {"type": "http.request", "body": b"four", "more_body": True}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"content-length", b"99")]}
+    asyncio.run(unread.CloseUnread(Response("no", 413))(scope, receive, send))
+    assert sum(taken) == 16, "the last part is past the bound"
+    assert [message.get("more_body", False) for message in sent] == [False, True, False]
 
 
 def test_a_client_that_waits_to_be_told_to_go_on_is_refused_before_it_does(client: Client) -> None:

@@ -24,7 +24,7 @@ from econmt.errors import InputError
 from econmt_serve import answers, queries, server
 from econmt_serve.app import Service, _answers
 from econmt_serve.models import TranslationJob, by_pair
-from econmt_serve.settings import Settings
+from econmt_serve.settings import Refused, Settings
 from econmt_serve.text.passages import TextDivision
 from tests.conftest import PATIENCE
 from tests.unit.serving.conftest import Client, serving
@@ -103,6 +103,27 @@ def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
     for glossary in ({"c": "G E"}, "# terms\nc, G E\n"):
         found = client.post("/translate", q="a b c\nb a", glossary=glossary).json["translatedText"]
         assert ["G E" in line for line in found.split("\n")] == [True, False]
+
+
+def test_a_text_s_own_prefix_goes_before_that_of_the_request() -> None:
+    entry = {"text": "a", "target_prefix": "X", "constraints": ["Y"], "avoid": ["Z"]}
+    given = {"constraints": ["B"], "avoid": ["C"], "target_prefix": "D"}
+    body = queries.TranslateBody.model_validate({"q": [entry], **given})
+    ((_, (found,)),) = queries.texts_of(body, 99, TextDivision())
+    assert found[1:4] == (["Y", "B"], ["Z", "C"], "X")
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [({}, 3), ({"constraints": ["de"]}, 6), ({"glossary": {"d": "ef"}, "avoid": ["g"]}, 10)],
+)
+def test_what_a_request_takes_is_counted_to_the_character(given: dict[str, Any], size: int) -> None:
+    body = queries.TranslateBody.model_validate({"q": "abc", **given})
+    queries.check_size(body, size)
+    with pytest.raises(
+        Refused, match=f"^q.* (has|have) {size} characters, this server takes {size - 1} at a"
+    ):
+        queries.check_size(body, size - 1)
 
 
 def test_one_client_s_impossible_wish_stops_no_other(client: Client, model: TrainedModel) -> None:

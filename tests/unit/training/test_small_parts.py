@@ -301,6 +301,16 @@ def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool
     assert state.average_from == (update if begins else None)
 
 
+def test_a_run_without_averaging_drops_the_mean_of_one_with_it() -> None:
+    optimizer, state = make_step(make_task()).optimizer, TrainingState(update=6, average_from=4)
+    optimizer.prepare()
+    for values in optimizer.state.values():
+        values["average"] = torch.ones(1)
+    assert RunAverage(Averaging(), optimizer, 2).restore(state) == []
+    assert state.average_from is None
+    assert not any("average" in values for values in optimizer.state.values())
+
+
 def drawn(metrics: list[dict[str, float]], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
     figures: list[Figure] = []
     save = Figure.savefig

@@ -3,13 +3,16 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import sacrebleu
 import torch
+from rich.console import Console
 
 from econmt.checkpoint.state import TrainingState
 from econmt.config.optimizer import METRICS
@@ -21,9 +24,10 @@ from econmt.evaluation.metrics import Score
 from econmt.training.decisions import judge_checkpoint
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress
+from econmt.training.run import train
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics, not_finite
-from econmt.training.validation import Validation
+from econmt.training.validation import Validation, validate
 from tests.unit.engine.toy import assert_same_bits
 from tests.unit.training.tiny import MakeRun, metrics, snapshot
 
@@ -131,6 +135,35 @@ def test_the_loss_of_each_log_line_is_that_since_the_line_before(make_run: MakeR
     logged = re.findall(r"^update (\d+)  loss ([\d.]+)", run.said(), re.MULTILINE)
     assert logged == [(f"{row['update']:.0f}", f"{row['train_loss']:.4f}") for row in metrics(run.folder)]
     assert len(logged) == 3
+
+
+def test_the_seconds_of_a_run_are_of_all_its_parts_with_validation(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update takes 2 seconds here, and a validation 100."""
+    now = [0.0]
+
+    def slow(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            now[0] += seconds
+            return function(*arguments, **named)
+
+        return run
+
+    monkeypatch.setattr("econmt.training.trainer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("econmt.training.trainer.validate", slow(100.0, validate))
+    monkeypatch.setattr(Trainer, "gradient", slow(2.0, Trainer.gradient))
+    for updates in (3, 6):
+        context = make_run("training.log_interval=3", f"training.max_updates={updates}").context()
+        train(replace(context, began=now[0]), Console(quiet=True))
+        now[0] += 1000.0
+    rows = metrics(context.folder)
+    assert [(row["update"], row["seconds"]) for row in rows] == [(2, 104), (3, 206), (4, 308), (6, 412)]
+    tokens = [0.0, *(row["target_tokens"] for row in rows)]
+    speeds = [
+        (end - begin) / seconds for begin, end, seconds in zip(tokens, tokens[1:], (4, 2, 2, 4), strict=False)
+    ]
+    assert [row["target_tokens_per_second"] for row in rows] == pytest.approx(speeds, abs=0.051)
 
 
 def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

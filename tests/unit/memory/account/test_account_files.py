@@ -129,8 +129,9 @@ def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) ->
     (head,) = (row for row in rows if row["module"] == "head")
     # 128 tokens, 64 x 500 weights: one product forward, two backward.
     assert int(head["flops"]) == 3 * 2 * 128 * 64 * 500
-    assert float(head["forward ms"]) > 0
-    assert float(head["backward ms"]) > 0
+    for phase in ("forward", "backward"):
+        spent = account.ledger.milliseconds[phase, "head"]
+        assert float(head[f"{phase} ms"]) == pytest.approx(spent, abs=6e-4) != 0.0
     (attention,) = (row for row in rows if row["module"] == "blocks.0")
     assert int(attention["flops"]) == (4 + 10) * 4 * 32 * 64 * 32
     moments = account.over_time()
@@ -142,6 +143,16 @@ def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) ->
     assert text.count('<path class="k-backward"') == 1
     assert f"{account.peak_bytes:,} bytes" in text
     assert 'data-kind="optimizer state"' in text
+
+
+def test_modules_below_a_depth_count_for_those_above(account: memory.Account) -> None:
+    whole, rolled = account.ledger, account.rolled_up(1)
+    for name in ("entries", "stash", "milliseconds", "operations"):
+        parts: dict[Any, float] = getattr(rolled, name)
+        assert sum(parts.values()) == pytest.approx(sum(getattr(whole, name).values()))
+        assert not any("." in (key if isinstance(key, str) else key[1]) for key in parts)
+    assert not any("." in tensor.layer for tensor in rolled.largest)
+    assert any("." in tensor.layer for tensor in whole.largest)
 
 
 def test_operations_of_convolutions() -> None:
