@@ -41,11 +41,6 @@ def starts_of(buckets: Buckets) -> np.ndarray:
     return np.cumsum(buckets.counts) - buckets.counts
 
 
-def test_room_for_the_end_mark() -> None:
-    assert assign_buckets(*arrays([(7, 8)]), 8).shapes.tolist() == [[8, 16]]
-    assert assign_buckets(*arrays([(0, 0)]), 1).shapes.tolist() == [[1, 1]]
-
-
 def test_order_of_buckets_and_of_pairs_inside() -> None:
     pairs = [(9, 1), (1, 9), (2, 2), (3, 3), (1, 10), (8, 1)]
     found = assign_buckets(*arrays(pairs), 4)

@@ -231,7 +231,6 @@ def test_words_of_tokens_are_those_of_the_text() -> None:
 
 def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path) -> None:
     for name, line, message in (
-        ("align", "0-9", "train.align:1: 0-9 names target word 9, but the sentence has"),
         ("align", "0-0 x-1", "train.align:1: expected pairs of words as 0-0 1-2, found 'x-1'"),
         ("weights", "nan", "train.weights:1: expected a weight from 0 to 4000, found 'nan'"),
         ("weights", "", "train.weights:1: expected a weight from 0 to 4000, found ''"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import tempfile
 import unicodedata
 from collections.abc import Iterator
@@ -62,14 +63,6 @@ def test_joint_is_one_object(joint: Vocabularies) -> None:
     assert joint.source.size <= 120
 
 
-def test_decoding_gives_the_text_back(joint: Vocabularies) -> None:
-    for pair in PAIRS[:3]:
-        for text in pair:
-            ids = joint.source.encode(text)
-            assert min(ids) > EOS
-            assert joint.source.decode(ids) == text
-
-
 def test_many_is_one_by_one(joint: Vocabularies) -> None:
     texts = [text for pair in PAIRS[:3] for text in pair] + ["", "unseen 漢"]
     assert joint.source.encode_many(texts) == [joint.source.encode(text) for text in texts]
@@ -85,8 +78,10 @@ def test_composed_and_decomposed_spellings_are_one(joint: Vocabularies) -> None:
 
 
 def test_what_comes_back_is_the_text_but_for_blanks(joint: Vocabularies) -> None:
-    for text in ("ＡＢＣ ﬁ ½ ²", "  A  man "):
-        assert joint.source.decode(joint.source.encode(text)) == " ".join(text.split())
+    for text in (*itertools.chain(*PAIRS[:3]), "ＡＢＣ ﬁ ½ ²", "  A  man "):
+        ids = joint.source.encode(text)
+        assert min(ids) > EOS
+        assert joint.source.decode(ids) == " ".join(text.split())
     assert joint.source.encode("") == joint.source.encode("   ") == []
 
 
