@@ -30,9 +30,14 @@ CASES: list[dict[str, Any]] = [
     {"min_output_length": 2, "unk_penalty": 0.3, "repetition_penalty": 1.3, "word_penalty": 0.1},
 ]
 
+NAMES = ("brevity_penalty_weight", "brevity_penalty_constant_length_ratio", "coverage_penalty_weight")
+PENALTIES = [
+    dict(zip(NAMES, each, strict=True)) for each in ((2.0, 1.5, 0.0), (0.0, 1.0, 3.0), (1.0, 2.0, 0.7))
+]
+
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *PENALTIES], ids=str)
 def test_a_wide_beam_finds_the_best_of_all_translations(case: dict[str, Any], alpha: float) -> None:
     model = ToyModel(4, end_bias=1.0)
     options = {"beam_size": 200, "nbest_size": 5, "attention": False, "length_penalty_alpha": alpha, **case}
@@ -87,24 +92,6 @@ def test_top_p_draws_from_the_fewest_tokens_that_reach_the_share() -> None:
         torch.testing.assert_close(counts, expected.float(), atol=0.04, rtol=0.0)
     assert set(draw(rows, uniform, 2, 1.0, 0.5).tolist()) == {1}  # 0.4 of 0.7
     assert set(draw(rows, uniform, 2, 1.0, 0.6).tolist()) == {1, 3}
-
-
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-@pytest.mark.parametrize(("brevity", "ratio", "cover"), [(2.0, 1.5, 0.0), (0.0, 1.0, 3.0), (1.0, 2.0, 0.7)])
-def test_a_wide_beam_finds_the_best_scores_with_penalties(
-    alpha: float, brevity: float, ratio: float, cover: float
-) -> None:
-    model = ToyModel(4, end_bias=1.0)
-    options = {
-        "beam_size": 200,
-        "nbest_size": 5,
-        "length_penalty_alpha": alpha,
-        "brevity_penalty_weight": brevity,
-        "brevity_penalty_constant_length_ratio": ratio,
-        "coverage_penalty_weight": cover,
-        "attention": False,
-    }
-    assert_best(search(model, **options), model, **options)
 
 
 def test_the_first_whole_translation_may_be_the_last_step() -> None:

@@ -99,27 +99,14 @@ def test_attention_is_left_out_on_request() -> None:
 
 
 def test_the_end_is_forced_at_the_limit_and_paid_for() -> None:
-    model = ToyModel(end_bias=-20.0)
-    short, longer = search(model, [0, 1], limit=[2, 5], beam_size=3)
-    assert len(short[0].ids) == 2
-    assert len(longer[0].ids) == 5
-    assert short[0].cut
-    assert longer[0].cut
-    for sentence, hypothesis in enumerate((short[0], longer[0])):
+    model, limits = ToyModel(end_bias=-20.0), [2, 5, 0]
+    for sentence, (hypothesis, *_) in enumerate(search(model, [0, 1, 2], limit=limits, beam_size=3)):
+        assert (len(hypothesis.ids), hypothesis.cut) == (limits[sentence], True)
         expected = model.log_probability(sentence, tuple(hypothesis.ids))
         assert expected < -15.0
         assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_hypothesis_that_ends_by_itself_is_not_cut() -> None:
-    (found,) = search(ToyModel(end_bias=5.0), [0], limit=6, beam_size=3)
-    assert not found[0].cut
-
-
-def test_no_limit_of_zero_tokens_is_exceeded() -> None:
-    (found,) = search(ToyModel(end_bias=-20.0), [0], limit=0, beam_size=3)
-    assert found[0].ids == []
-    assert found[0].cut
+    ((by_itself, *_),) = search(ToyModel(end_bias=5.0), [0], limit=6, beam_size=3)
+    assert not by_itself.cut
 
 
 def test_padding_and_begin_are_never_produced_but_unknown_may_be() -> None:

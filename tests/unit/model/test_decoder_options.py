@@ -11,7 +11,16 @@ from torch.nn import functional
 
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt_ops import linear_cross_entropy
-from tests.ops.definitions import DECODER_STEPS, additive_scores, gated, normalise, stack_step, whole
+from tests.ops.definitions import (
+    DECODER_STEPS,
+    additive_scores,
+    gated,
+    lstm_step,
+    normalise,
+    recurrent,
+    stack_step,
+    whole,
+)
 from tests.unit.model.test_incremental import check
 from tests.unit.model.test_translation import (
     PAD,
@@ -33,6 +42,7 @@ TOGETHER: dict[str, Any] = {
     "weight_tying": "trg_softmax",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"encoder__layers": 1, "encoder__bidirectional": "none", "decoder__layers": 1},
     **{
         f"coverage-{kind}": {
             "attention__coverage": {"type": kind, "num_hidden": 1 if kind in ("count", "fertility") else 3},
@@ -141,6 +151,17 @@ def naive_loss(model: TranslationModel) -> Tensor:
         given = model.read_out(outputs[None])[0], model.output.weight, target_output[row, :steps]
         total = total + linear_cross_entropy(*given, bias=model.output.bias, reduction="sum")
     return total
+
+
+def test_an_encoder_of_one_layer_walks_over_the_words() -> None:
+    model = drawn(OPTIONS["plain"])
+    source, lengths, _, _ = make_batch()
+    zero, weights = torch.zeros(3, 8).double(), model.encoder.upper_layers[0].weights
+    words = model.source_embedding(source)
+    values, ((last, _),) = recurrent(lstm_step, words, (weights,), ((zero, zero),), lengths)
+    found = model.encode(source, lengths)
+    torch.testing.assert_close(found.memory.values, values, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.summary, last, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", [pytest.param("reference", marks=pytest.mark.thorough), "recompute"])
