@@ -226,9 +226,6 @@ def covered(coverage: Coverage, before: Tensor, shares: Tensor, attention: Tenso
     attention = attention.unsqueeze(1)
     if coverage.kind == "sum":
         return before + shares * attention
-    assert coverage.attention is not None
-    assert coverage.state is not None
-    assert coverage.recurrent is not None
     read = shares + coverage.attention * attention + coverage.state @ h
     recurrent = before @ coverage.recurrent.t()
     if coverage.kind == "gru":

@@ -97,7 +97,6 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
         made.append(outputs)
     assert [name for name, leaf in own.items() if leaf.grad is None] == ["input", "hidden", "bias"]
     dgates = gate_gradient.grad
-    assert dgates is not None
     before = torch.cat([own["h"].unsqueeze(0), made[1].transpose(0, 1)[:-1]])
     found = {
         **{name: leaf.grad for name, leaf in own.items() if leaf.grad is not None},
@@ -106,7 +105,6 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
         "bias": dgates.sum((0, 1)),
     }
     for name, leaf in alone.items():
-        assert leaf.grad is not None
         assert_close([found[name]], [leaf.grad], 1e-12)
 
 
@@ -125,7 +123,6 @@ def test_weights_are_cast_once_and_sums_made_once(monkeypatch: pytest.MonkeyPatc
     assert own["input"].grad is None
     layer.backward()
     assert calls == ["cast_weights", "add_outer", "add_outer"]
-    assert own["hidden"].grad is not None
     assert own["hidden"].grad.dtype == torch.float32
     before = own["hidden"].grad.clone()
     layer.backward()

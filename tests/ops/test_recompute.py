@@ -278,8 +278,6 @@ def test_gradient_of_the_loss_is_not_copied() -> None:
     )
     kept = {tensor.data_ptr() for tensor in loss.grad_fn.saved_tensors if tensor is not None}
     (loss * 3.0).backward()
-    assert hidden.grad is not None
-    assert weight.grad is not None
     assert {hidden.grad.data_ptr(), weight.grad.data_ptr()} <= kept
 
 

@@ -172,17 +172,6 @@ def test_what_the_layer_above_reads(backend: str, dtype: torch.dtype, residual: 
         torch.testing.assert_close(place, expected)
 
 
-def test_closed_gates_carry_c_through_exactly() -> None:
-    for backend in ("eager", "c"):
-        steps = make(backend, torch.float32)
-        far = torch.tensor([-1e4, 1e4, 0.0, -1e4]).repeat_interleave(HIDDEN).repeat(ROWS, 1)
-        before, after = values(ROWS, HIDDEN, dtype=torch.float32), torch.empty(ROWS, HIDDEN)
-        h = torch.full((ROWS, HIDDEN), torch.nan)
-        steps.cell_forward(far, before, after, [h], keep=True)
-        assert torch.equal(after, before)
-        assert torch.count_nonzero(h) == 0
-
-
 def test_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(steps_for(torch.empty(0))) is CSteps
     assert type(steps_for(torch.empty(0, dtype=torch.float64))) is EagerSteps

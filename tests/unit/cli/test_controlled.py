@@ -232,10 +232,8 @@ def test_what_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = train(text, tmp_path, "data.subwords={type: words, size: 9}")
-    told, vocabulary = (
-        call("translate -m", word_model, "--language-model", other),
-        word_model / "vocab.target.txt",
-    )
+    told = call("translate -m", word_model, "--language-model", other)
+    vocabulary = word_model / "vocab.target.txt"
     assert told.out == ""
     refused(
         told,
