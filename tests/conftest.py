@@ -132,6 +132,12 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     Library(path)  # what it may use is a state of the library
 
 
+@pytest.fixture(params=[0, 1, 2], ids=["every-processor", "avx2", "avx512"])
+def level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
+    """Runs a test with the instructions of every level."""
+    use(request.param)
+
+
 class RunEconmt(Protocol):
     """The type of the fixture ``run_econmt``."""
 

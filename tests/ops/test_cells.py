@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import econmt_ops
 from econmt_ops import GateWeights
 from econmt_ops.backends import c as native
 from econmt_ops.cells.lstm import LSTM
 from tests.ops.cases import CELLS, SCANS, Sizes
-from tests.ops.helpers import Make, assert_close, values_and_gradients
+from tests.ops.helpers import Make, assert_close
 from tests.ops.test_recompute import stashed_bytes
 
 
@@ -29,22 +27,6 @@ def test_stash_keeps_inputs_and_states_alone(name: str) -> None:
     # The inputs and c; of a GILR-LSTM its surrogate too, which is kept as what is read and as a state.
     most = 4 if name == "gilr_lstm" else 2
     assert kept <= most * unit + weights + 4 * 16 * 4 * 4
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["gru", "lnlstm"])
-def test_compiled_steps_equal_the_others(name: str) -> None:
-    given = CELLS[name].tensors(Make("cpu", torch.float32), Sizes(B=3, H=8, L=1))
-
-    def found(way: str) -> tuple[list[Tensor], list[Tensor]]:
-        def function(**tensors: Any) -> Any:
-            return CELLS[name].op(**tensors, lengths=torch.tensor([3, 2, 0]), implementation=way)
-
-        return values_and_gradients(function, given)
-
-    ways = found("recompute"), found("compiled")
-    for actual, expected in zip(*ways, strict=True):
-        assert_close(actual, expected, 1e-5)
 
 
 def check_tiny_shares(implementation: str, device: str, dtype: torch.dtype, f: float, i: float) -> None:

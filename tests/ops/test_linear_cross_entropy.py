@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops import linear_cross_entropy
+from econmt_ops.linear_cross_entropy import recompute
 from tests.ops.helpers import Make, assert_same_function, each_implementation, to, values_and_gradients
 
 pytestmark = each_implementation("linear_cross_entropy")
@@ -20,6 +21,14 @@ SIZES = pytest.mark.parametrize(
     [(1, 1, 1), (5, 7, 11), (17, 8, 3)],
     ids=["N1-H1-V1", "N5-H7-V11", "N17-H8-V3"],
 )
+
+
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, device: str) -> None:
+    """Chunks of two rows of 11 words in float64, in memory that held something else."""
+    monkeypatch.setattr(recompute, "CHUNK_BYTES", 2 * 11 * 8)
+    if device == "cpu":
+        request.getfixturevalue("poisoned_memory")
 
 
 def arguments(make: Make, rows: int, hidden: int, vocabulary: int, bias: bool = True) -> dict[str, Any]:

@@ -45,12 +45,6 @@ def test_the_library_is_of_these_sources() -> None:
     assert native.is_built(), "econmt must be installed again"
 
 
-@pytest.fixture(params=LEVELS, ids=LEVELS.get)
-def level(request: pytest.FixtureRequest, use: Use) -> None:
-    """Runs a test at every level."""
-    use(request.param)
-
-
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Sets how many threads work on a kernel, however small it is."""

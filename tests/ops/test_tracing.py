@@ -127,7 +127,7 @@ print(torch.allclose(doubled(inputs), 2 * outputs))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["lstm", "attentional-lstm-additive", "additive_attention"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "lnlstm", "attentional-lstm-additive", "additive_attention"])
 def test_values_and_gradients(name: str) -> None:
     """Two sizes each: the second must not need the first's."""
     for sizes in (Sizes(3, 5, 4, 6, 7, 9, 8), Sizes(4, 6, 5, 5, 10, 8, 7)):

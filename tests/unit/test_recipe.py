@@ -64,18 +64,9 @@ def test_defaults_and_values(tmp_path: Path) -> None:
 
 
 def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:
-    sizes = [
-        "training.batch.size=2",
-        "training.batch.size=32",
-        "training.max_updates=null",
-        "training.max_epochs=3",
-    ]
-    others = [
-        "training.optimizer.learning_rate=3e-4",
-        "data.train=[a/one, b/two]",
-        "model.attention={type: dot}",
-    ]
-    recipe = load_recipe(write(tmp_path, MINIMAL), [*sizes, *others, "name=with=sign"])
+    overrides = """training.batch.size=2 training.batch.size=32 training.max_updates=null training.max_epochs=3
+    training.optimizer.learning_rate=3e-4 'data.train=[a/one, b/two]' 'model.attention={type: dot}' name=with=sign"""
+    recipe = load_recipe(write(tmp_path, MINIMAL), shlex.split(overrides))
     assert recipe.training.optimizer.learning_rate == 0.0003
     assert recipe.training.batch.size == 32
     assert recipe.data.train == ["a/one", "b/two"]

@@ -17,23 +17,8 @@ from econmt.data.text.subwords import train_vocabularies
 from econmt.data.text.vocabulary import UNK, SentencePieceVocabulary, Vocabularies
 from tests.unit.data.test_subwords import data
 
-WORDS = [
-    "lower",
-    "lowest",
-    "newer",
-    "newest",
-    "wide",
-    "wider",
-    "widest",
-    "slow",
-    "slower",
-    "slowly",
-    "wildest",
-    "größer",
-    "größte",
-    "süßes",
-    "einundzwanzig",
-]
+WORDS = """lower lowest newer newest wide wider widest slow slower slowly wildest größer
+größte süßes einundzwanzig""".split()  # noqa: SIM905  one a line would fill a page
 
 
 def text(count: int) -> list[tuple[str, str]]:

@@ -20,8 +20,7 @@ from econmt.model import (
     translation,
 )
 from econmt.model.guided_alignment import TrainingGuides, alignment_losses
-from econmt_ops import linear_cross_entropy
-from tests.unit.model.test_translation import PAD, log_probabilities, make_batch, make_config, make_model
+from tests.unit.model.test_translation import make_batch, make_config, make_model
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "additive": {},
@@ -173,23 +172,3 @@ def test_a_recipe_says_which() -> None:
     model = build_model(load_recipe("quickstart", changes), 20, 20)
     assert model.implementations == Implementations("reference", "recompute", "auto", "compiled", "cells")
     assert build_model(load_recipe("quickstart"), 20, 20).implementations == Implementations()
-
-
-def test_loss_is_the_cross_entropy_of_what_is_no_padding() -> None:
-    model, (source, lengths, target_input, target_output) = make_model(make_config()), make_batch()
-    hidden = model(source, lengths, target_input)
-    of_words = log_probabilities(model, hidden)
-    expected = -sum(
-        of_words[row, position, word]
-        for row, words in enumerate(target_output.tolist())
-        for position, word in enumerate(words)
-        if word != PAD
-    )
-    loss = model.loss(*make_batch())
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(float(torch.as_tensor(expected).detach()), rel=1e-6)
-    smoothed = model.loss(*make_batch(), label_smoothing=0.1)
-    given = hidden.flatten(0, 1), model.output.weight, target_output.flatten()
-    options = {"bias": model.output.bias, "label_smoothing": 0.1, "ignore_index": PAD, "reduction": "sum"}
-    direct = linear_cross_entropy(*given, **options)
-    assert smoothed.item() == pytest.approx(direct.item(), rel=1e-6)
