@@ -589,15 +589,6 @@ def test_defaults_of_the_process_do_not_matter(default: torch.dtype, monkeypatch
         assert left.equal(right)
 
 
-def test_nothing_in_nothing_out() -> None:
-    weights = native.attention_forward(torch.empty(0, 4), torch.empty(0, 3, 4), torch.ones(4), None)
-    assert weights.shape == (0, 3)
-    dbias = torch.ones(5)
-    losses = native.losses(torch.empty(0, 5), torch.empty(0).long(), 0.1, None, True, dbias)
-    assert losses.shape == (0,)
-    assert dbias.equal(torch.ones(5))
-
-
 def test_serves_only_what_the_kernels_can_do() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
         assert native.serves(torch.empty(1, dtype=dtype)) == (dtype in ROUNDING)

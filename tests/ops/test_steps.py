@@ -79,11 +79,7 @@ def test_sizes_of_the_cell() -> None:
 
 
 WAYS = [
-    pytest.param(
-        *backend.values,
-        *way,
-        id=f"{backend.id}-{''.join(name for name, on in zip(('strided ', 'in place ', 'split'), way, strict=True) if on) or 'plain'}",
-    )
+    pytest.param(*backend.values, *way, id=f"{backend.id}-{way}")
     for backend in BACKENDS
     for way in itertools.product([False, True], repeat=3)
     # Each way is compiled anew.

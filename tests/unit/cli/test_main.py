@@ -64,10 +64,6 @@ def test_a_failed_import_leaves_the_garbage_collector_on(monkeypatch: pytest.Mon
     assert gc.isenabled()
 
 
-def test_a_verb_that_ends_well(run_verb: Any) -> None:
-    assert run_verb(lambda: print("results")) == (0, "results\n", "")
-
-
 BUG = "this is a bug in econmt: "
 AGAIN = " (run the command again with --debug for the traceback)"
 NO_SPACE = "No space left on device; free some space and run the same command again"

@@ -227,11 +227,6 @@ def test_all_magnitudes_occur() -> None:
     assert min(digits[length] for length in range(4, 10)) > 1000
 
 
-def test_no_such_split() -> None:
-    with pytest.raises(KeyError):
-        numbers("dev")
-
-
 def put(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
@@ -245,9 +240,6 @@ def test_search_path_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("ECONMT_DATA", str(env))
     expected = [recipe, recipe.parent, data, env, tmp_path, tmp_path / "cache" / "data"]
     assert search_path(recipe, data) == [folder.resolve() for folder in expected]
-
-
-def test_data_dir_that_is_no_folder() -> None:
     with pytest.raises(InputError, match="--data-dir nowhere: no such folder"):
         search_path(None, Path("nowhere"))
 

@@ -9,16 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt import model as models
 from econmt.config.recipe import load_recipe
-from econmt.model import (
-    Implementations,
-    TranslationModel,
-    attention,
-    build_model,
-    cells,
-    decoder,
-    translation,
-)
+from econmt.model import attention, decoder
 from econmt.model.guided_alignment import TrainingGuides, alignment_losses
 from tests.unit.model.test_translation import make_batch, make_config, make_model
 
@@ -40,11 +33,11 @@ def links() -> Tensor:
 
 
 def written_out(
-    model: TranslationModel, weights: Tensor, alignment_weight: float, smoothing: float
+    model: models.TranslationModel, weights: Tensor, alignment_weight: float, smoothing: float
 ) -> Tensor:
     """The losses of each pair, token by token, on the reference's attention."""
     source, lengths, target_input, target_output = make_batch()
-    how = Implementations()
+    how = models.Implementations()
     _, attention = model._decode(model.encode(source, lengths, how), target_input, how)
     total = torch.zeros((), dtype=torch.float64)
     for row in range(3):
@@ -65,7 +58,7 @@ def written_out(
 @pytest.mark.parametrize("name", ["reference", "recompute"])
 @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 0.0)], ids=["even", "weighted"])
 def test_loss_and_gradients(options: dict[str, Any], name: str, weights: tuple[float, ...] | None) -> None:
-    how = Implementations.everywhere(name, "outputs" if name == "recompute" else "auto")
+    how = models.Implementations.everywhere(name, "outputs" if name == "recompute" else "auto")
     factors = torch.tensor(weights or (1.0, 1.0, 1.0), dtype=torch.float64)
     found = []
     for ours in (True, False):
@@ -120,13 +113,13 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
         return run
 
     for module, name in (
-        (cells, "bidirectional_lstm"),
+        (models.cells, "bidirectional_lstm"),
         (decoder, "attentional_lstm"),
         (attention, "additive_attention"),
-        (translation, "linear_cross_entropy"),
+        (models.translation, "linear_cross_entropy"),
     ):
         monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
-    layers = cells.CELLS["lstm"]
+    layers = models.cells.CELLS["lstm"]
     monkeypatch.setattr(layers, "op", noting("lstm", layers.op))
     return calls
 
@@ -138,7 +131,7 @@ def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) 
     model.loss(*make_batch())
     assert {(name, stash) for _, name, stash in calls} == {("auto", "")}
     calls.clear()
-    given = Implementations("compiled", "recompute", "auto", "reference", "cells")
+    given = models.Implementations("compiled", "recompute", "auto", "reference", "cells")
     model.loss(*make_batch(), implementations=given)
     told = {
         ("bidirectional_lstm", "compiled", "cells"),
@@ -163,12 +156,14 @@ def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) 
 def test_the_reference_is_told_no_stash_level(
     encoder: str, decoder: str, stash: str, expected: tuple[str, str | None]
 ) -> None:
-    arguments = Implementations(encoder, decoder, stash=stash).recurrent("decoder")
+    arguments = models.Implementations(encoder, decoder, stash=stash).recurrent("decoder")
     assert (arguments["implementation"], arguments.get("stash")) == expected
 
 
 def test_a_recipe_says_which() -> None:
     changes = ["ops={decoder: recompute, encoder: reference, output: compiled, stash: cells}"]
-    model = build_model(load_recipe("quickstart", changes), 20, 20)
-    assert model.implementations == Implementations("reference", "recompute", "auto", "compiled", "cells")
-    assert build_model(load_recipe("quickstart"), 20, 20).implementations == Implementations()
+    model = models.build_model(load_recipe("quickstart", changes), 20, 20)
+    assert model.implementations == models.Implementations(
+        "reference", "recompute", "auto", "compiled", "cells"
+    )
+    assert models.build_model(load_recipe("quickstart"), 20, 20).implementations == models.Implementations()
