@@ -139,6 +139,15 @@ def level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
     use(request.param)
 
 
+def fails_with(error: BaseException) -> Callable[..., Any]:
+    """A function that raises an error, whatever it is given."""
+
+    def function(*_: object, **__: object) -> Any:
+        raise error
+
+    return function
+
+
 PlayGPU = Callable[[str, int, int], None]
 """The type of the fixture ``play_gpu``."""
 

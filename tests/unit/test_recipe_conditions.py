@@ -93,10 +93,6 @@ IDLE: dict[str, tuple[str, ...]] = {
 KEYS_OF_PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
 
 
-def recipe_of(key: str) -> str:
-    return "ptb" if key in ("model.dropout.layers", "model.dropout.variational") else "quickstart"
-
-
 def test_every_rule_is_tried_and_is_about_a_key() -> None:
     assert set(CASES) == set(RULES) - KEYS_OF_PROCESSES
     subwords = ("{type: bpe}", "{type: words}", "{type: codes, files: [a]}")
@@ -111,7 +107,8 @@ def test_every_rule_is_tried_and_is_about_a_key() -> None:
 @pytest.mark.parametrize("key", sorted(CASES))
 def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     value, acting = CASES[key]
-    name, given = recipe_of(key), f"{key}={value}"
+    name = "ptb" if key in ("model.dropout.layers", "model.dropout.variational") else "quickstart"
+    given = f"{key}={value}"
     load_recipe(name, [*acting, given])
     assert capsys.readouterr().err == ""
     expected = f"override '{given}': {key}: "

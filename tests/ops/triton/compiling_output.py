@@ -6,8 +6,18 @@ from collections.abc import Callable
 
 import torch
 
-from econmt_ops.backends import triton
 from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs, CoverageStep, OutputStep
+from econmt_ops.backends.triton import (
+    beam,
+    cross_entropy,
+    embedding,
+    layer_kernels,
+    persistent,
+    random,
+    reversal,
+    sliced_cross_entropy,
+    units,
+)
 from econmt_ops.backends.triton import decoder_output as decoder_output_kernels
 from econmt_ops.backends.triton.covered_attention import TritonCoveredAttention
 from econmt_ops.core.weights import Coverage
@@ -20,26 +30,24 @@ def losses(dtype: torch.dtype, vocabulary: int) -> None:
     stride = -(-vocabulary // 64) * 64
     logits, values = torch.zeros(2, stride, dtype=dtype), torch.zeros(2)
     targets = torch.zeros(2, dtype=torch.int64)
-    triton.cross_entropy.make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
+    cross_entropy.make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
 
 
 def slices(end: bool) -> None:
     """The first of its kernels, or the second."""
     logits, targets = torch.zeros(2, 16_640, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
-    labels = triton.sliced_cross_entropy.Labels(targets, 0, 33_278, 16_639, 0.1, -100)
+    labels = sliced_cross_entropy.Labels(targets, 0, 33_278, 16_639, 0.1, -100)
     if not end:
-        triton.sliced_cross_entropy.slice_numbers_of(logits, 16_639, targets, labels)
+        sliced_cross_entropy.slice_numbers_of(logits, 16_639, targets, labels)
         return
     numbers, losses = torch.zeros(2, 3, 2), torch.zeros(2)
-    triton.sliced_cross_entropy.put_slice_gradient(
-        logits, 16_639, targets, numbers, labels, torch.ones(()), losses
-    )
+    sliced_cross_entropy.put_slice_gradient(logits, 16_639, targets, numbers, labels, torch.ones(()), losses)
 
 
 def cell_states() -> None:
     """Of an LSTM that walks backwards over rows of different lengths."""
     sums, states = torch.zeros(1, 3, 5, 256, dtype=torch.bfloat16), torch.zeros(1, 3, 5, 64)
-    triton.persistent.walk_cells(sums, states[:, 0], states, torch.ones(5, dtype=torch.int64), (True,))
+    persistent.walk_cells(sums, states[:, 0], states, torch.ones(5, dtype=torch.int64), (True,))
 
 
 def layer(name: str) -> None:
@@ -57,7 +65,7 @@ def layer(name: str) -> None:
             weights = torch.zeros(2048, 500), torch.zeros(2048, 512), torch.zeros(2048), torch.zeros(2048)
             maker(torch.zeros(shape), None, weights, (4096, 64), True, torch.ones(16, dtype=torch.int64))
         else:
-            triton.layer_kernels.column_sums(values.view(128, 512), torch.zeros(512), workspace, 0, 64)
+            layer_kernels.column_sums(values.view(128, 512), torch.zeros(512), workspace, 0, 64)
 
 
 def decoder_output() -> None:
@@ -91,7 +99,7 @@ def search() -> None:
     count, exact = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.float64)
     places = torch.zeros(3, 5, dtype=torch.int64)
     ended, grown = torch.zeros(3, 6, 2, dtype=torch.float64), torch.zeros(3, 20, 5, dtype=torch.int64)
-    triton.beam.advance(
+    beam.advance(
         torch.zeros(15, 32_000), exact, count, count, count, exact[0], exact, ended, grown, places, places,
         masked=(0, 1), end=2,
     )  # fmt: skip
@@ -107,14 +115,12 @@ def launches() -> dict[str, Callable[[], object]]:
         "losses of an odd vocabulary": lambda: losses(torch.bfloat16, 7709),
         "numbers of a slice": lambda: slices(False),
         "gradient of a slice": lambda: slices(True),
-        "mask": lambda: triton.random.keep_mask(1 << 20, seed, 1, 50_000),
-        "dropout bfloat16": lambda: triton.random.dropout(rows, seed, 1, 50_000, 1.25, False),
-        "dropout float32": lambda: triton.random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),
-        "look-up": lambda: triton.embedding.gradient(
-            rows.float(), torch.zeros(2, 16, dtype=torch.int64), 32_000, 0
-        ),
+        "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
+        "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
+        "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),
+        "look-up": lambda: embedding.gradient(rows.float(), torch.zeros(2, 16, dtype=torch.int64), 32_000, 0),
         "cell states": cell_states,
-        "table": lambda: triton.embedding.look_up(
+        "table": lambda: embedding.look_up(
             rows.view(-1, 512), torch.zeros(2, 16, dtype=torch.int64), torch.bfloat16
         ),
         "operands": lambda: layer("operands"),
@@ -122,6 +128,6 @@ def launches() -> dict[str, Callable[[], object]]:
         "decoder output": decoder_output,
         "coverage": coverage,
         "search": search,
-        "units": lambda: triton.units.in_units(rows.float()),
-        "reversal": lambda: triton.reversal.reverse(rows, torch.zeros(2, dtype=torch.int64)),
+        "units": lambda: units.in_units(rows.float()),
+        "reversal": lambda: reversal.reverse(rows, torch.zeros(2, dtype=torch.int64)),
     }

@@ -26,7 +26,7 @@ from econmt.config.yaml_reader import walk
 from econmt.engine.devices import unused_kernels
 from econmt.training import run as run_module
 from econmt.training.run import run_recipe
-from tests.conftest import ROOT, PlayGPU
+from tests.conftest import ROOT, PlayGPU, fails_with
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import Run, metrics
@@ -172,9 +172,7 @@ def test_doctor_on_old_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def removed(_: type[Path]) -> Path:
-        raise FileNotFoundError(2, "No such file or directory")
-
+    removed = fails_with(FileNotFoundError(2, "No such file or directory"))
     monkeypatch.setattr(doctor.Path, "cwd", classmethod(removed))
     assert "the folder of this shell was removed" in said(call)
 

@@ -20,7 +20,7 @@ import econmt.engine.devices  # noqa: F401  which every command that computes im
 from econmt import __version__, elsewhere
 from econmt.cli import main as command
 from econmt.errors import InputError, TrainingError
-from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment, run_python
+from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment, fails_with, run_python
 from tests.unit.cli.conftest import Call
 
 OUT_OF_MEMORY = (
@@ -44,13 +44,6 @@ def run_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return int(left.value.code or 0), output.out, output.err
 
     return run
-
-
-def fails_with(error: BaseException) -> Any:
-    def action() -> None:
-        raise error
-
-    return action
 
 
 def test_a_failed_import_leaves_the_garbage_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,8 @@ def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path, make_
     assert batch.target_lengths.tolist() == [0]
     assert (batch.target_output == PAD).all()
     assert batch.source_lengths.tolist() == [1]
+    trimmed = batch.trimmed()
+    assert (trimmed.source.shape, trimmed.target_output.shape) == ((1, 1), (1, 1))
 
 
 @pytest.mark.parametrize(("size", "rule", "rows"), [(8, 4, {8: 15}), (7, DERIVED, {7: 17, 1: 1})], ids=str)
@@ -433,11 +435,6 @@ def test_trimmed_is_the_same_pairs_without_columns_of_padding(
         assert cut.source.is_contiguous()
         assert torch.equal(cut.indices, batch.indices)
         assert same(cut, cut.trimmed())
-
-
-def test_trimming_a_row_that_stands_in_leaves_a_position(tmp_path: Path, make_store: MakeStore) -> None:
-    batch = next(iterator(make_store(tmp_path, [(3, 4)]))).share(1, 2).trimmed()
-    assert (batch.source.shape, batch.target_output.shape) == ((1, 1), (1, 1))
 
 
 def test_the_plan_of_an_epoch_is_what_it_gives(store: TokenStore) -> None:

@@ -30,6 +30,7 @@ from econmt.data.text.corpus import (
 )
 from econmt.data.text.number_words import SPLIT_SIZES, english, generate, german, numbers
 from econmt.errors import InputError
+from tests.conftest import fails_with
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 
@@ -108,10 +109,7 @@ def test_text_put_in_place_by_hand_is_compared_once(
 def test_all_missing_files_are_named_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_recipe: Callable[..., Recipe]
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("unreachable")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", fails_with(urllib.error.URLError("unreachable")))
     write_pairs(tmp_path / "multi30k", "valid", made_up_pairs(5))
     recipe = make_recipe(train=["multi30k/train", "iwslt15-en-vi/train"], valid="multi30k/valid", test=None)
     with pytest.raises(InputError, match="no network") as raised:

@@ -173,11 +173,6 @@ def test_rare_words_are_unknown(tmp_path: Path) -> None:
     assert target.encode("a b c d") == [4, 5, 1, 1]
 
 
-def prepare_subwords(text: Path, folder: Path, subwords: str) -> None:
-    run = Run(text, folder / "run", (f"data.subwords={subwords}",))
-    prepare(run.recipe, folder / "p", [text], show_progress=False)
-
-
 def test_keys_that_do_not_fit(tmp_path: Path) -> None:
     text = letters(tmp_path)
     for subwords, message in (
@@ -190,5 +185,6 @@ def test_keys_that_do_not_fit(tmp_path: Path) -> None:
         ("{type: codes, files: [a], vocabularies: [v, w]}", "vocabularies has 2 files and joint is true"),
         ("{type: codes, files: [nowhere.codes]}", "nowhere.codes"),
     ):
+        key = f"data.subwords={subwords}"
         with pytest.raises(InputError, match=message):
-            prepare_subwords(text, tmp_path, subwords)
+            prepare(Run(text, tmp_path / "run", (key,)).recipe, tmp_path / "p", [text], show_progress=False)

@@ -194,12 +194,10 @@ class TestWords:
         assert (tmp_path / "vocab.target.txt").read_text() == "<pad>\n<unk>\n<s>\n</s>\ny\nx\n"
         assert (words.source.size, words.target.size) == (7, 6)
 
-    def test_encoding(self, words: Vocabularies) -> None:
+    def test_encoding_and_decoding(self, words: Vocabularies) -> None:
         assert words.source.encode(" a  b zzz c ") == [5, 4, UNK, 6]
         assert words.source.encode("<s> a </s> <pad> <unk>") == [UNK, 5, UNK, UNK, UNK]
         assert words.target.encode_many(["x y", ""]) == [[5, 4], []]
-
-    def test_decoding(self, words: Vocabularies) -> None:
         assert words.source.decode([BOS, 4, UNK, 5, EOS, PAD]) == "b <unk> a"
         assert words.source.tokens([BOS, 4]) == ["<s>", "b"]
 

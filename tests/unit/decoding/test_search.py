@@ -77,8 +77,9 @@ def test_a_sentence_gives_the_same_alone_as_in_a_batch(beam_size: int) -> None:
     assert_alone_as_together(ToyModel(11), [4, 0, 7, 2, 9, 5], [6, 2, 7, 3, 1, 4], 1e-5, **options)
 
 
-def test_attention_is_that_of_the_steps_that_made_the_tokens() -> None:
+def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> None:
     model = ToyModel(4)
+    assert search(model, [0], beam_size=2, attention=False)[0][0].attention is None
     for sentence, hypotheses in enumerate(
         search(model, [0, 1, 2], beam_size=5, nbest_size=5, attention=True)
     ):
@@ -91,10 +92,6 @@ def test_attention_is_that_of_the_steps_that_made_the_tokens() -> None:
                 )
                 expected.append(weights / weights.sum())
             torch.testing.assert_close(hypothesis.attention, torch.stack(expected))
-
-
-def test_attention_is_left_out_on_request() -> None:
-    assert search(ToyModel(), [0], beam_size=2, attention=False)[0][0].attention is None
 
 
 def test_the_end_is_forced_at_the_limit_and_paid_for() -> None:

@@ -30,6 +30,7 @@ from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch import capture
 from econmt_ops.dispatch.capture import first_error
 from econmt_ops.optimizers.fused import FusedOptimizer
+from tests.conftest import fails_with
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
 from tests.unit.training.tiny import MakeRun, Run, write_text
@@ -702,11 +703,7 @@ def test_ranks_have_the_same_graphs_after_one_of_them_lacked_memory(
 
             patch.setattr(BagTask, "loss", small)
         else:
-
-            def another_lacks_memory() -> None:
-                raise OtherRankError(1)
-
-            patch.setattr(step, "agree", another_lacks_memory)
+            patch.setattr(step, "agree", fails_with(OtherRankError(1)))
         with pytest.raises(RuntimeError):
             graphed([other, third])
     assert graphed.captured == 2

@@ -15,6 +15,7 @@ import torch
 from econmt.engine import outside_memory
 from econmt_memory.measure.ledger import OutsideMemory
 from tests import conftest
+from tests.conftest import fails_with
 
 GPU = torch.device("cuda:1")
 
@@ -183,10 +184,7 @@ def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> ctypes.CDLL:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", fails_with(OSError("no such library")))
     outside_memory._limit_stacks(256)
     assert outside_memory.taken_by_all(0) == 0
     assert outside_memory.taken_by_process(0, 1) is None

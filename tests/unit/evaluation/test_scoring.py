@@ -128,7 +128,10 @@ LINES = [
 
 
 def test_a_list_is_written_as_it_is_read() -> None:
-    assert [reranking.read_candidate(line, "x").line for line in LINES] == LINES
+    all_fields = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
+    assert reranking.read_candidate(all_fields, "x").rest == "0-0 ||| more ||| "
+    for line in (*LINES, all_fields):
+        assert reranking.read_candidate(line, "x").line == line
     assert reranking.read_candidate(LINES[1], "x").text == "a ||| b"
     assert [len(own) for own in reranking.read_lists(LINES, "x")] == [2, 1, 2]
 
@@ -162,12 +165,6 @@ def test_every_part_knows_the_number_of_its_first_sentence() -> None:
     scores = [candidates[0].score for candidates in reranking.rerank(lists, judge, 2)]
     assert parts == [([0, 1], 0), ([2, 3], 2), ([4], 4)]
     assert scores == [1.0, 1.0, 3.0, 3.0, 5.0]
-
-
-def test_all_fields_after_the_score_are_kept() -> None:
-    line = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
-    assert reranking.read_candidate(line, "x").rest == "0-0 ||| more ||| "
-    assert reranking.read_candidate(line, "x").line == line
 
 
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])
