@@ -48,7 +48,8 @@ def loss_of(outputs: Tensor, state: tuple[Tensor, Tensor]) -> Tensor:
 def in_chunks(
     own: dict[str, Tensor], layer: ChunkedLSTM, size: int, lengths: Tensor | None, reverse: bool, how: str
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    steps, state, found = own["inputs"].shape[1], (own["h"], own["c"]), {}
+    steps, found = own["inputs"].shape[1], {}
+    state = (own["h"], own["c"]) if "h" in own else None
     begins = range(0, steps, size)
     for begin in reversed(begins) if reverse else begins:
         part = own["inputs"][:, begin : begin + size]

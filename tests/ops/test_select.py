@@ -252,14 +252,7 @@ def test_a_simulated_gpu_has_no_more_than_the_real_one() -> None:
     assert limits_of(CPU) == H200
 
 
-SERVED = (
-    "lstm",
-    "attentional_lstm",
-    "linear_cross_entropy",
-    "additive_attention",
-    "linear_recurrence",
-    "gru",
-)
+SERVED = [op for op in (*OPS, "gru") if op not in ("linear", "bidirectional_lstm")]
 
 
 def of_a_gpu(op: str) -> str:

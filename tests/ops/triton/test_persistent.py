@@ -23,6 +23,7 @@ from tests.ops.cases import CASES, CELLS, Sizes
 from tests.ops.checking import Variation, check
 from tests.ops.helpers import Make, assert_close, assert_same_function, to, values_and_gradients
 from tests.ops.simulated_gpu import simulated_gpu
+from tests.ops.test_chunked_lstm import in_chunks
 
 
 @pytest.fixture(autouse=True)
@@ -141,16 +142,12 @@ def test_chunks_leave_their_weights_gradients_to_the_end(full: bool, device: str
     outputs, (want_state,) = econmt_ops.lstm(inputs, (weights,), lengths=lengths, implementation="recompute")
     seed = torch.randn_like(outputs)
     want = torch.autograd.grad(outputs, [inputs, *weights], seed)
-    layer, state, parts = ChunkedLSTM(weights), None, []
-    for begin in (0, 2, 4):
-        read = inputs[:, begin : begin + 2]
-        here = None if lengths is None else (lengths - begin).clamp(0, read.shape[1])
-        made, state = layer(read, state, lengths=here, implementation="triton")
-        parts.append(made)
-    torch.cat(parts, 1).backward(seed)
+    layer = ChunkedLSTM(weights)
+    made, state = in_chunks({"inputs": inputs}, layer, 2, lengths, False, "triton")
+    made.backward(seed)
     layer.backward()
-    found = [*parts, *state, *(leaf.grad for leaf in (inputs, *weights) if leaf.grad is not None)]
-    assert_close(found, [*outputs.split(2, 1), *want_state, *want], 1e-4)
+    found = [made, *state, *(leaf.grad for leaf in (inputs, *weights) if leaf.grad is not None)]
+    assert_close(found, [outputs, *want_state, *want], 1e-4)
 
 
 def test_types_and_layers_without_a_launch_take_steps(device: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -265,9 +264,7 @@ def annotating(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def counted(text: str) -> tuple[int, int]:
-    words = text.split()
-    pairs = list(itertools.pairwise(words))
-    return pairs.count(("G", "H")), words.count("A")
+    return pairs(text).count("G H"), text.split().count("A")
 
 
 def test_terms_are_annotated_and_forced_where_they_still_lack(model: econmt.TrainedModel) -> None:

@@ -633,10 +633,7 @@ def test_graphs_make_room_for_the_first_run_of_another_shape(
     done: list[int] = []
     count_warm_ups(monkeypatch, beside_no_graph)
     found, wanted = train(step, graphed, updates), train(eager, eager, updates)
-    if several:
-        assert_close(found, wanted)
-    else:
-        assert_same(found, wanted)
+    (assert_close if several else assert_same)(found, wanted)
     assert len(done) == (3 if several else 2)
     assert graphed.captured == (4 if several else 2)
 
