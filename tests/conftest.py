@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
@@ -130,6 +131,43 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
 
     yield use_level
     Library(path)  # what it may use is a state of the library
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["every-processor", "avx2", "avx512"])
+def level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
+    """Runs a test with the instructions of every level."""
+    use(request.param)
+
+
+def fails_with(error: BaseException) -> Callable[..., Any]:
+    """A function that raises an error, whatever it is given."""
+
+    def function(*_: object, **__: object) -> Any:
+        raise error
+
+    return function
+
+
+PlayGPU = Callable[[str, int, int], None]
+"""The type of the fixture ``play_gpu``."""
+
+
+@pytest.fixture
+def play_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayGPU]:
+    """Lets torch tell of a GPU of a name and a compute capability, with 12 GiB and 40 multiprocessors."""
+    from econmt_ops.dispatch import device_limits
+
+    def play(name: str, major: int, minor: int) -> None:
+        sizes = {"shared_memory_per_block_optin": 101_376, "total_memory": 12 << 30}
+        properties = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=40, **sizes)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+    device_limits._of_gpu.cache_clear()
+    yield play
+    device_limits._of_gpu.cache_clear()
 
 
 class RunEconmt(Protocol):

@@ -182,14 +182,9 @@ _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md")
 """Pages whose commands take long, which only thorough tests follow."""
 _SLOW_PAGES = {
     *("CONTRIBUTING.md", "README.md"),
-    *(
-        f"docs/{name}.md"
-        for name in [
-            *("distillation", "getting-started", "index", "inference", "installing"),
-            *("language-models", "memory-account", "memory", "parallel", "python"),
-            *("results/memory", "results/scan", "results/speed", "serving", "speed"),
-        ]
-    ),
+    *(f"docs/{name}.md" for name in ["distillation", "getting-started", "index", "inference", "installing"]),
+    *(f"docs/{name}.md" for name in ["language-models", "memory-account", "memory", "parallel", "python"]),
+    *(f"docs/{name}.md" for name in ["results/memory", "results/scan", "results/speed", "serving", "speed"]),
 }
 """Pages whose commands take more than two seconds."""
 

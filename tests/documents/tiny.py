@@ -258,12 +258,9 @@ def _write(path: Path, lines: Sequence[str]) -> None:
 
 MODELS = {
     "multi30k": "train multi30k",
-    "talks": "train multi30k output=runs/talks",
+    **{name: f"train multi30k output=runs/{name}" for name in ("talks", "en-de", "one", "mine")},
     "talks2": "train multi30k output=runs/talks2 training.seed=2",
-    "en-de": "train multi30k output=runs/en-de",
-    "one": "train multi30k output=runs/one",
     "two": "train multi30k output=runs/two training.seed=2",
-    "mine": "train multi30k output=runs/mine",
     "de-en": "train multi30k output=runs/de-en data.source=de data.target=en",
     "quickstart": "train quickstart",
     "tatoeba-en-de": "train tatoeba",

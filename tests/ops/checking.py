@@ -13,16 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import econmt_ops
 from econmt_ops import UniqueRows, dropout_mask
 from econmt_ops.products.dropout import derive_seed
+from tests.ops import helpers
 from tests.ops.cases import CASES, NONE, Case, Sizes
-from tests.ops.helpers import (
-    TOLERANCE,
-    Make,
-    assert_close,
-    poisoned,
-    scatter_strides,
-    to,
-    values_and_gradients,
-)
 
 
 class Variation(NamedTuple):
@@ -145,7 +137,7 @@ def check(
         tolerance: Largest relative error, that of the type if None.
         more: Options of the implementations alone.
     """
-    make, sizes = Make(device, seed=3), variation.sizes
+    make, sizes = helpers.Make(device, seed=3), variation.sizes
     letter, names = padding_of(case)
     lengths = None
     if variation.ragged:
@@ -153,7 +145,7 @@ def check(
         lengths = torch.tensor([most, 1, 0, most - 1, *range(sizes.B)][: sizes.B], device=device).clamp(
             max=most
         )
-    rounded = to(dtype, case.tensors(make, sizes))
+    rounded = helpers.to(dtype, case.tensors(make, sizes))
     start = {} if variation.state else zero_state(rounded)
     rounded = {name: value for name, value in rounded.items() if name not in start}
     steps = lengths if letter == "T" else None
@@ -167,11 +159,13 @@ def check(
         tensors = {**written_out(tensors), **start}
         return case.definition(**tensors, **case.options, **plain, **masks, lengths=lengths)
 
-    expected, expected_gradients = values_and_gradients(definition, to(torch.float64, rounded))
-    given = scatter_strides(rounded) if variation.scattered else rounded
+    expected, expected_gradients = helpers.values_and_gradients(
+        definition, helpers.to(torch.float64, rounded)
+    )
+    given = helpers.scatter_strides(rounded) if variation.scattered else rounded
     if lengths is not None:
         value = float("nan") if dtype in (torch.float64, torch.bfloat16) else float("inf")
-        given = {**given, **{name: poisoned(given[name], lengths, value) for name in names}}
+        given = {**given, **{name: helpers.poisoned(given[name], lengths, value) for name in names}}
         if variation.repeated and steps is not None:
             given["inputs"].rows[-1] = value
     types: list[torch.dtype] = []
@@ -184,19 +178,19 @@ def check(
                 return made, econmt_ops.final_state(made, lengths=lengths, **first)
             return made
 
-        actual, gradients = values_and_gradients(function, given, expected)
+        actual, gradients = helpers.values_and_gradients(function, given, expected)
         assert actual[0].dtype == dtype, name
         types = types or [part.dtype for part in actual]
         assert [part.dtype for part in actual] == types, name
-        most_error = TOLERANCE[dtype] if tolerance is None else tolerance
-        assert_close(actual, expected, most_error)
-        assert_close(gradients, expected_gradients, most_error)
+        most_error = helpers.TOLERANCE[dtype] if tolerance is None else tolerance
+        helpers.assert_close(actual, expected, most_error)
+        helpers.assert_close(gradients, expected_gradients, most_error)
         if lengths is not None:
             assert_padding_has_no_gradient(given, gradients, names, lengths)
         if dtype == torch.float64:
             with torch.no_grad():
                 alone = [part for part in tree_leaves(function(**given)) if isinstance(part, Tensor)]
-            assert_close(alone, expected, most_error)
+            helpers.assert_close(alone, expected, most_error)
 
 
 def assert_padding_has_no_gradient(

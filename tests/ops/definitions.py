@@ -12,27 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops import (
-    AttentionalLSTMState,
-    Coverage,
-    GateWeights,
-    GILRLSTMWeights,
-    GRUWeights,
-    LayerNormLSTMWeights,
-    LayerNormPerGateLSTMWeights,
-    LowRank,
-    LowRankLSTMWeights,
-    LSTMWeights,
-)
+import econmt_ops
 
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, Any, State], tuple[Tensor, State]]
 """One step of one layer of one row: from x (I,), the weights and the states before to h (H,) and the states after."""
 
 
-def matrix(weight: Tensor | LowRank) -> Tensor:
+def matrix(weight: Tensor | econmt_ops.LowRank) -> Tensor:
     """Returns a matrix, multiplied out if it is given as factors."""
-    return weight.left @ weight.right if isinstance(weight, LowRank) else weight
+    return weight.left @ weight.right if isinstance(weight, econmt_ops.LowRank) else weight
 
 
 def normalise(x: Tensor, gain: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
@@ -44,14 +33,14 @@ def normalise(x: Tensor, gain: Tensor | float = 1.0, bias: Tensor | float = 0.0)
 def whole(layers: Sequence[Any]) -> list[Any]:
     """Returns layers with their matrices multiplied out."""
     return [
-        LSTMWeights(matrix(layer.input), matrix(layer.hidden), layer.bias)
-        if isinstance(layer, LowRankLSTMWeights)
+        econmt_ops.LSTMWeights(matrix(layer.input), matrix(layer.hidden), layer.bias)
+        if isinstance(layer, econmt_ops.LowRankLSTMWeights)
         else layer
         for layer in layers
     ]
 
 
-def lstm_step(x: Tensor, w: LSTMWeights, state: State) -> tuple[Tensor, State]:
+def lstm_step(x: Tensor, w: econmt_ops.LSTMWeights, state: State) -> tuple[Tensor, State]:
     i, f, g, o = (w.input @ x + w.hidden @ state[0] + w.bias).chunk(4)
     c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     h = o.sigmoid() * c.tanh()
@@ -65,13 +54,13 @@ def gated(read: Tensor, recurrent: Tensor, before: Tensor) -> Tensor:
     return (1 - z) * (nu + (ru + rv).sigmoid() * nv).tanh() + z * before
 
 
-def gru_step(x: Tensor, w: GRUWeights, state: State) -> tuple[Tensor, State]:
+def gru_step(x: Tensor, w: econmt_ops.GRUWeights, state: State) -> tuple[Tensor, State]:
     h = gated(w.input @ x + w.bias, w.hidden @ state[0] + w.hidden_bias, state[0])
     return h, (h,)
 
 
 def lnlstm_step(x: Tensor, w: Any, state: State) -> tuple[Tensor, State]:
-    if isinstance(w, LayerNormLSTMWeights):
+    if isinstance(w, econmt_ops.LayerNormLSTMWeights):
         sums = normalise(w.input @ x, w.input_gain) + normalise(w.hidden @ state[0], w.hidden_gain, w.bias)
     else:
         raw = w.input @ x + w.hidden @ state[0] + w.bias
@@ -82,39 +71,39 @@ def lnlstm_step(x: Tensor, w: Any, state: State) -> tuple[Tensor, State]:
     return h, (h, c)
 
 
-def sru_step(x: Tensor, w: GateWeights, state: State) -> tuple[Tensor, State]:
+def sru_step(x: Tensor, w: econmt_ops.GateWeights, state: State) -> tuple[Tensor, State]:
     u, f, r, *view = (w.input @ x + w.bias).split(state[0].shape[0])
     c = f.sigmoid() * state[0] + (1 - f.sigmoid()) * u
     return r.sigmoid() * c.tanh() + (1 - r.sigmoid()) * (view[0] if view else x), (c,)
 
 
-def ssru_step(x: Tensor, w: GateWeights, state: State) -> tuple[Tensor, State]:
+def ssru_step(x: Tensor, w: econmt_ops.GateWeights, state: State) -> tuple[Tensor, State]:
     u, f = (w.input @ x + w.bias).chunk(2)
     c = f.sigmoid() * state[0] + (1 - f.sigmoid()) * u
     return c.clamp(min=0), (c,)
 
 
-def qrnn_step(x: Tensor, w: GateWeights, state: State) -> tuple[Tensor, State]:
+def qrnn_step(x: Tensor, w: econmt_ops.GateWeights, state: State) -> tuple[Tensor, State]:
     read = x if len(state) == 1 else torch.cat([x, state[1]])
     z, f, o = (w.input @ read + w.bias).chunk(3)
     c = f.sigmoid() * state[0] + (1 - f.sigmoid()) * z.tanh()
     return o.sigmoid() * c, (c, x)[: len(state)]
 
 
-def min_gru_step(x: Tensor, w: GateWeights, state: State) -> tuple[Tensor, State]:
+def min_gru_step(x: Tensor, w: econmt_ops.GateWeights, state: State) -> tuple[Tensor, State]:
     u, f = (w.input @ x + w.bias).chunk(2)
     h = f.sigmoid() * state[0] + (1 - f.sigmoid()) * u
     return h, (h,)
 
 
-def min_lstm_step(x: Tensor, w: GateWeights, state: State) -> tuple[Tensor, State]:
+def min_lstm_step(x: Tensor, w: econmt_ops.GateWeights, state: State) -> tuple[Tensor, State]:
     u, f, i = (w.input @ x + w.bias).chunk(3)
     f, i = f.sigmoid(), i.sigmoid()
     h = f / (f + i) * state[0] + i / (f + i) * u
     return h, (h,)
 
 
-def gilr_lstm_step(x: Tensor, w: GILRLSTMWeights, state: State) -> tuple[Tensor, State]:
+def gilr_lstm_step(x: Tensor, w: econmt_ops.GILRLSTMWeights, state: State) -> tuple[Tensor, State]:
     s, c = state
     j, g = (w.surrogate @ x + w.surrogate_bias).chunk(2)
     z, f, i, o = (w.input @ x + w.hidden @ s + w.bias).chunk(4)
@@ -123,10 +112,10 @@ def gilr_lstm_step(x: Tensor, w: GILRLSTMWeights, state: State) -> tuple[Tensor,
 
 
 DECODER_STEPS: dict[type[Any], Step] = {
-    LSTMWeights: lstm_step,
-    GRUWeights: gru_step,
-    LayerNormLSTMWeights: lnlstm_step,
-    LayerNormPerGateLSTMWeights: lnlstm_step,
+    econmt_ops.LSTMWeights: lstm_step,
+    econmt_ops.GRUWeights: gru_step,
+    econmt_ops.LayerNormLSTMWeights: lnlstm_step,
+    econmt_ops.LayerNormPerGateLSTMWeights: lnlstm_step,
 }
 """Steps of the layers of a decoder by their weights."""
 
@@ -221,14 +210,13 @@ def additive_attention(
     return torch.stack(contexts), torch.stack(weights)
 
 
-def covered(coverage: Coverage, before: Tensor, shares: Tensor, attention: Tensor, h: Tensor) -> Tensor:
+def covered(
+    coverage: econmt_ops.Coverage, before: Tensor, shares: Tensor, attention: Tensor, h: Tensor
+) -> Tensor:
     """The coverage (S, W) of a row's positions after a step, from their attention (S,)."""
     attention = attention.unsqueeze(1)
     if coverage.kind == "sum":
         return before + shares * attention
-    assert coverage.attention is not None
-    assert coverage.state is not None
-    assert coverage.recurrent is not None
     read = shares + coverage.attention * attention + coverage.state @ h
     recurrent = before @ coverage.recurrent.t()
     if coverage.kind == "gru":
@@ -257,14 +245,14 @@ def attentional_lstm(
     keys: Tensor,
     values: Tensor,
     weights: Any,
-    state: AttentionalLSTMState,
+    state: econmt_ops.AttentionalLSTMState,
     lengths: Tensor | None = None,
     layer_norm: tuple[Tensor, Tensor] | None = None,
     input_feeding: bool = True,
     scale: float = 1.0,
     residual: bool = False,
     masks: Sequence[Tensor | None] = (),
-) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+) -> tuple[Tensor, Tensor, econmt_ops.AttentionalLSTMState]:
     outputs, attentions, lasts, coverages = [], [], [], []
     layers = whole(weights.layers)
     step = DECODER_STEPS[type(layers[0])]
@@ -298,7 +286,7 @@ def attentional_lstm(
         if coverage is not None:
             coverages.append(functional.pad(coverage, (0, 0, 0, keys.shape[1] - length)))
     after = torch.stack(coverages) if coverages else None
-    last = AttentionalLSTMState(stacked(lasts), torch.stack([row[-1] for row in outputs]), after)
+    last = econmt_ops.AttentionalLSTMState(stacked(lasts), torch.stack([row[-1] for row in outputs]), after)
     return torch.stack(outputs), torch.stack(attentions), last
 
 

@@ -15,15 +15,11 @@ import pytest
 
 from econmt_ops.core import caches
 from econmt_ops.core.caches import cache_folder, private_folder, use_private_compiler_folder
+from tests.conftest import fails_with
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there, folders have no owners and no modes")
 USER = os.geteuid()
 OTHERS = ("TRITON_CACHE_DIR", "MPLCONFIGDIR", "HF_HOME")
-
-
-def no_account(number: int) -> None:
-    """Stands in for the list of users, which lacks that of a container."""
-    raise KeyError(number)
 
 
 @pytest.fixture
@@ -62,7 +58,7 @@ def test_without_a_home_a_private_temporary_folder_serves(
 ) -> None:
     if reason.startswith("there"):
         monkeypatch.delenv("HOME")
-        monkeypatch.setattr(pwd, "getpwuid", no_account)
+        monkeypatch.setattr(pwd, "getpwuid", fails_with(KeyError(USER)))
     else:
         monkeypatch.setenv("HOME", "/")
         monkeypatch.setattr(os, "access", lambda path, _: Path(path) != Path("/"))

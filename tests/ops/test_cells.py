@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import econmt_ops
 from econmt_ops import GateWeights
 from econmt_ops.backends import c as native
 from econmt_ops.cells.lstm import LSTM
 from tests.ops.cases import CELLS, SCANS, Sizes
-from tests.ops.helpers import Make, assert_close, values_and_gradients
+from tests.ops.helpers import Make, assert_close
+from tests.ops.test_recompute import stashed_bytes
 
 
 @pytest.mark.parametrize("name", SCANS)
@@ -22,35 +21,12 @@ def test_stash_keeps_inputs_and_states_alone(name: str) -> None:
     case = CELLS[name]
     given = case.tensors(Make("cpu", torch.float32), Sizes(B=4, T=50, I=16, H=16, L=1))
     given["inputs"].requires_grad_()
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        case.op(**given, implementation="recompute", stash="outputs")
+    kept = stashed_bytes(lambda: case.op(**given, implementation="recompute", stash="outputs"), [])
     unit = 4 * 50 * 16 * 4
     weights = sum(part.numel() * 4 for layer in given["layers"] for part in layer)
     # The inputs and c; of a GILR-LSTM its surrogate too, which is kept as what is read and as a state.
     most = 4 if name == "gilr_lstm" else 2
-    assert sum(kept.values()) <= most * unit + weights + 4 * 16 * 4 * 4
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["gru", "lnlstm"])
-def test_compiled_steps_equal_the_others(name: str) -> None:
-    given = CELLS[name].tensors(Make("cpu", torch.float32), Sizes(B=3, H=8, L=1))
-
-    def found(way: str) -> tuple[list[Tensor], list[Tensor]]:
-        def function(**tensors: Any) -> Any:
-            return CELLS[name].op(**tensors, lengths=torch.tensor([3, 2, 0]), implementation=way)
-
-        return values_and_gradients(function, given)
-
-    ways = found("recompute"), found("compiled")
-    for actual, expected in zip(*ways, strict=True):
-        assert_close(actual, expected, 1e-5)
+    assert kept <= most * unit + weights + 4 * 16 * 4 * 4
 
 
 def check_tiny_shares(implementation: str, device: str, dtype: torch.dtype, f: float, i: float) -> None:

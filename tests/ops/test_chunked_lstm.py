@@ -48,7 +48,8 @@ def loss_of(outputs: Tensor, state: tuple[Tensor, Tensor]) -> Tensor:
 def in_chunks(
     own: dict[str, Tensor], layer: ChunkedLSTM, size: int, lengths: Tensor | None, reverse: bool, how: str
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    steps, state, found = own["inputs"].shape[1], (own["h"], own["c"]), {}
+    steps, found = own["inputs"].shape[1], {}
+    state = (own["h"], own["c"]) if "h" in own else None
     begins = range(0, steps, size)
     for begin in reversed(begins) if reverse else begins:
         part = own["inputs"][:, begin : begin + size]
@@ -97,7 +98,6 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
         made.append(outputs)
     assert [name for name, leaf in own.items() if leaf.grad is None] == ["input", "hidden", "bias"]
     dgates = gate_gradient.grad
-    assert dgates is not None
     before = torch.cat([own["h"].unsqueeze(0), made[1].transpose(0, 1)[:-1]])
     found = {
         **{name: leaf.grad for name, leaf in own.items() if leaf.grad is not None},
@@ -106,7 +106,6 @@ def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str
         "bias": dgates.sum((0, 1)),
     }
     for name, leaf in alone.items():
-        assert leaf.grad is not None
         assert_close([found[name]], [leaf.grad], 1e-12)
 
 
@@ -125,7 +124,6 @@ def test_weights_are_cast_once_and_sums_made_once(monkeypatch: pytest.MonkeyPatc
     assert own["input"].grad is None
     layer.backward()
     assert calls == ["cast_weights", "add_outer", "add_outer"]
-    assert own["hidden"].grad is not None
     assert own["hidden"].grad.dtype == torch.float32
     before = own["hidden"].grad.clone()
     layer.backward()

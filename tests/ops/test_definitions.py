@@ -14,17 +14,9 @@ from econmt_ops import additive_attention
 from econmt_ops.backends import c as native
 from econmt_ops.core import chunks
 from econmt_ops.layers.op import OPS
+from tests.ops import helpers
 from tests.ops.cases import CASES, Sizes
 from tests.ops.checking import DROPOUT, VARIATIONS, Variation, check, variants
-from tests.ops.helpers import (
-    TOLERANCE,
-    Make,
-    assert_close,
-    each_implementation,
-    poisoned,
-    to,
-    values_and_gradients,
-)
 
 LOOPS = [name for name, case in CASES.items() if case.takes("stash") and not case.takes("decay")]
 """Cases with stash levels."""
@@ -71,7 +63,7 @@ def test_types(name: str, dtype: torch.dtype, device: str) -> None:
 def _most_error(name: str, dtype: torch.dtype) -> float:
     """Layer normalisation of a few units enlarges rounding to 16 bits: errors of autograd alone reach 0.16."""
     normalises = "lnlstm" in name or "norm" in name
-    return TOLERANCE[dtype] * (2.0 if normalises and dtype.itemsize == 2 else 1.0)
+    return helpers.TOLERANCE[dtype] * (2.0 if normalises and dtype.itemsize == 2 else 1.0)
 
 
 @pytest.mark.parametrize("library", [True, False], ids=["library", "tensors"])
@@ -93,10 +85,10 @@ def test_stash_levels_in_blocks(name: str, stash: str, dtype: torch.dtype, libra
 @pytest.mark.parametrize("steps", [1, 3])
 def test_finite_padding_need_not_be_cleaned(steps: int, attention: str, device: str) -> None:
     case, lengths = CASES[f"attentional-lstm-{attention}"], torch.tensor([5, 1, 0, 4])
-    given = case.tensors(Make(device), Sizes(4, steps, 5))
+    given = case.tensors(helpers.Make(device), Sizes(4, steps, 5))
     for name in case.implementations(device):
         expected, found = (
-            values_and_gradients(
+            helpers.values_and_gradients(
                 lambda name=name, clean=clean, **tensors: case.op(
                     **tensors, **case.options, lengths=lengths, clean=clean, implementation=name
                 ),
@@ -104,9 +96,9 @@ def test_finite_padding_need_not_be_cleaned(steps: int, attention: str, device: 
             )
             for clean in (False, True)
         )
-        assert_close(found[0], expected[0], 0.0)
-        assert_close(found[1], expected[1], 1e-12)
-    broken = {**given, "values": poisoned(given["values"], lengths)}
+        helpers.assert_close(found[0], expected[0], 0.0)
+        helpers.assert_close(found[1], expected[1], 1e-12)
+    broken = {**given, "values": helpers.poisoned(given["values"], lengths)}
     outputs = case.op(**broken, **case.options, lengths=lengths, clean=True, implementation="reference")[0]
     assert not outputs.isfinite().all()  # the promise is relied on
 
@@ -116,7 +108,7 @@ def test_finite_padding_need_not_be_cleaned(steps: int, attention: str, device: 
 def test_cell_states_are_not_rounded_between_steps(name: str, dtype: torch.dtype, device: str) -> None:
     """The forget gate is open and 0.001 is added in every step: in bfloat16 the sum would stop at 0.25."""
     case = CASES[name]
-    given = to(dtype, case.tensors(Make(device), Sizes(1, 500, 1, 1, 1, 1, 1, 1)))
+    given = helpers.to(dtype, case.tensors(helpers.Make(device), Sizes(1, 500, 1, 1, 1, 1, 1, 1)))
     given["state"] = None
     layers = given["layers"] if name == "lstm" else given["weights"].layers
     layer = layers[0]._replace(
@@ -137,26 +129,26 @@ def test_cell_states_are_not_rounded_between_steps(name: str, dtype: torch.dtype
 def test_one_layer_has_no_dropout(device: str) -> None:
     for name in ("lstm", "gru", "sru", "attentional-lstm-additive"):
         case = CASES[name]
-        given = {**case.tensors(Make(device), Sizes(L=1)), "lengths": None}
+        given = {**case.tensors(helpers.Make(device), Sizes(L=1)), "lengths": None}
         for implementation in case.implementations(device):
             dropped = case.op(**given, dropout=0.9, dropout_seed=1, implementation=implementation)
             assert dropped[0].equal(case.op(**given, implementation=implementation)[0])
 
 
-@each_implementation("additive_attention")
+@helpers.each_implementation("additive_attention")
 def test_large_scores_do_not_overflow(implementation: str, device: str) -> None:
-    make = Make(device, torch.float32)
+    make = helpers.Make(device, torch.float32)
     query, keys, values = make(1, 1, 4), make(1, 3, 4), make(1, 3, 2)
     weight = torch.full((4,), 1e4, device=device)
     context, weights = additive_attention(
         query, keys, values, weight, lengths=None, implementation=implementation
     )
     best = torch.tanh(query[0, 0] + keys[0]).sum(1).argmax()
-    assert_close([context[0, 0]], [values[0, best]], 1e-6)
-    assert_close([weights.sum()], [torch.tensor(1.0)], 1e-6)
+    helpers.assert_close([context[0, 0]], [values[0, best]], 1e-6)
+    helpers.assert_close([weights.sum()], [torch.tensor(1.0)], 1e-6)
 
 
-@each_implementation("additive_attention")
+@helpers.each_implementation("additive_attention")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_scores_accumulate_in_float32(dtype: torch.dtype, implementation: str, device: str) -> None:
     # One score is 1024 times 1/256, the other 0; a sum in bfloat16 would stop at 1.
@@ -164,4 +156,4 @@ def test_scores_accumulate_in_float32(dtype: torch.dtype, implementation: str, d
     weight = torch.full((1024,), 2.0**-8, dtype=dtype, device=device)
     query = torch.zeros(1, 1, 1024, dtype=dtype, device=device)
     _, weights = additive_attention(query, keys, keys, weight, lengths=None, implementation=implementation)
-    assert_close([weights[0, 0]], [torch.tensor([4.0, 0.0], device=device).softmax(0)], 4e-3)
+    helpers.assert_close([weights[0, 0]], [torch.tensor([4.0, 0.0], device=device).softmax(0)], 4e-3)

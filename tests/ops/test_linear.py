@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,9 +35,7 @@ def naive(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def test_equals_definition(
     layout: str, bias: bool, leading: tuple[int, ...], implementation: str, device: str
 ) -> None:
-    def function(**tensors: Any) -> Tensor:
-        return linear(**tensors, layout=layout, implementation=implementation)
-
+    function = partial(linear, layout=layout, implementation=implementation)
     assert_same_function(function, naive, arguments(Make(device), leading, bias))
 
 

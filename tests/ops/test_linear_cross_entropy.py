@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops import linear_cross_entropy
-from tests.ops.helpers import Make, assert_same_function, each_implementation, to, values_and_gradients
+from econmt_ops.linear_cross_entropy import recompute
+from tests.ops.helpers import Make, assert_same_function, each_implementation, to
 
 pytestmark = each_implementation("linear_cross_entropy")
 REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -23,9 +24,21 @@ SIZES = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(autouse=True)
+def _few_rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, device: str) -> None:
+    """Chunks of two rows of 11 words in float64, in memory that held something else."""
+    monkeypatch.setattr(recompute, "CHUNK_BYTES", 2 * 11 * 8)
+    if device == "cpu":
+        request.getfixturevalue("poisoned_memory")
+
+
 def arguments(make: Make, rows: int, hidden: int, vocabulary: int, bias: bool = True) -> dict[str, Any]:
     matrices = {"hidden": make(rows, hidden), "weight": make(vocabulary, hidden)}
     return {**matrices, "bias": make(vocabulary) if bias else None}
+
+
+def by_torch(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, **options: Any) -> Tensor:
+    return functional.cross_entropy(functional.linear(hidden, weight, bias), targets, **options)
 
 
 def some_targets(rows: int, vocabulary: int, device: str, ignored: int | None = None) -> Tensor:
@@ -52,21 +65,14 @@ def test_equals_torch(
     targets = some_targets(rows, vocabulary, device, ignored=-7)
     options = {"label_smoothing": smoothing, "ignore_index": -7, "reduction": reduction}
     tensors = arguments(Make(device), rows, hidden, vocabulary, bias)
-
-    def function(**tensors: Any) -> Tensor:
-        return linear_cross_entropy(targets=targets, **tensors, **options, implementation=implementation)
-
-    def by_torch(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.cross_entropy(functional.linear(hidden, weight, bias), targets, **options)
-
-    assert_same_function(function, by_torch, tensors)
+    function = partial(linear_cross_entropy, targets=targets, **options, implementation=implementation)
+    assert_same_function(function, partial(by_torch, targets=targets, **options), tensors)
 
 
 @REDUCTION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_precisions(reduction: str, dtype: torch.dtype, implementation: str, device: str) -> None:
     targets = some_targets(9, 21, device, ignored=-100)
-
     options = {"label_smoothing": 0.1, "reduction": reduction}
 
     def function(**tensors: Any) -> Tensor:
@@ -74,10 +80,8 @@ def test_precisions(reduction: str, dtype: torch.dtype, implementation: str, dev
         assert loss.dtype == torch.float32
         return loss
 
-    def by_torch(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return functional.cross_entropy(functional.linear(hidden, weight, bias), targets, **options)
-
-    assert_same_function(function, by_torch, arguments(Make(device), 9, 8, 21), dtype)
+    wanted = partial(by_torch, targets=targets, **options)
+    assert_same_function(function, wanted, arguments(Make(device), 9, 8, 21), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

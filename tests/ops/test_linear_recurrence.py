@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -29,14 +29,9 @@ def test_accumulates_in_float32(dtype: torch.dtype, implementation: str, device:
 @pytest.mark.parametrize("steps", [63, 64, 65, 130])
 def test_blocks_of_steps(steps: int, reverse: bool, implementation: str, device: str) -> None:
     """As many steps as a block has, and neither more nor fewer; rows that end in the middle of one."""
-    lengths = torch.tensor([steps, steps // 2])
-
-    def function(**tensors: Any) -> Tensor:
-        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation=implementation)
-
-    def definition(**tensors: Any) -> Tensor:
-        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="reference")
-
+    given = {"lengths": torch.tensor([steps, steps // 2]), "reverse": reverse}
+    function = partial(linear_recurrence, **given, implementation=implementation)
+    definition = partial(linear_recurrence, **given, implementation="reference")
     tensors = recurrence(Make(device), Sizes(2, steps, H=3))
     for dtype in torch.float64, torch.float32:
         assert_same_function(function, definition, tensors, dtype)
@@ -47,12 +42,10 @@ def test_decay_that_is_the_same(shape: tuple[int, ...], implementation: str, dev
     make = Make(device)
     tensors = {"decay": make(*shape), "inputs": make(3, 4, 5)}
 
-    def function(decay: Tensor, inputs: Tensor) -> Tensor:
-        return linear_recurrence(decay, inputs, implementation=implementation)
-
     def definition(decay: Tensor, inputs: Tensor) -> Tensor:
         return definitions.linear_recurrence(decay.expand(3, 4, 5), inputs)[0]
 
+    function = partial(linear_recurrence, implementation=implementation)
     assert_same_function(function, definition, tensors)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -22,12 +23,8 @@ def test_long_sequence(implementation: str, device: str) -> None:
     decay, inputs = 1 - 0.01 * make(1, 100_000, 2).abs(), make(1, 100_000, 2)
     tensors = {"decay": decay, "inputs": inputs}
     exact = {name: tensor.double() for name, tensor in tensors.items()}
-    found = values_and_gradients(
-        lambda **given: linear_recurrence(**given, implementation=implementation), tensors
-    )
-    wanted = values_and_gradients(
-        lambda **given: linear_recurrence(**given, implementation="chunk"), exact, found[0]
-    )
+    found = values_and_gradients(partial(linear_recurrence, implementation=implementation), tensors)
+    wanted = values_and_gradients(partial(linear_recurrence, implementation="chunk"), exact, found[0])
     for actual, expected in zip(found, wanted, strict=True):
         assert_close(actual, expected, 2e-5)
 

@@ -86,19 +86,9 @@ def test_attentional_lstm(attention: str, feeding: bool, device: str) -> None:
     inputs, memory, lengths = make(2, 4, 3), make(2, 5, 6), torch.tensor([5, 2])
     outputs, weights, state = module(inputs, memory, lengths=lengths, dropout_seed=3)
     norm = None if module.layer_norm is None else (module.layer_norm.weight, module.layer_norm.bias)
-    expected = econmt_ops.attentional_lstm(
-        inputs,
-        module.key(memory),
-        memory,
-        module.weights(),
-        lengths=lengths,
-        input_feeding=feeding,
-        residual=True,
-        dropout=0.4,
-        dropout_seed=3,
-        layer_norm=norm,
-        scale=scale,
-    )
+    same: dict[str, Any] = {"lengths": lengths, "input_feeding": feeding, "residual": True, "scale": scale}
+    parts = inputs, module.key(memory), memory, module.weights()
+    expected = econmt_ops.attentional_lstm(*parts, **same, dropout=0.4, dropout_seed=3, layer_norm=norm)
     assert_close([outputs, weights, state.output], [expected[0], expected[1], expected[2].output], 0.0)
     outputs.sum().backward()
     assert all(weight.grad is not None for weight in module.parameters())

@@ -22,6 +22,7 @@ from econmt_ops.cells.gru import GRU
 from econmt_ops.products.repeated import add_repeated
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
+from tests.ops.test_surroundings import defaults
 
 NAN = float("nan")
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -42,12 +43,6 @@ pytestmark = pytest.mark.skipif(
 
 def test_the_library_is_of_these_sources() -> None:
     assert native.is_built(), "econmt must be installed again"
-
-
-@pytest.fixture(params=LEVELS, ids=LEVELS.get)
-def level(request: pytest.FixtureRequest, use: Use) -> None:
-    """Runs a test at every level."""
-    use(request.param)
 
 
 @pytest.fixture
@@ -95,7 +90,6 @@ def poison(dtype: torch.dtype, *shape: int) -> Tensor:
 def assert_frame_untouched(*results: Tensor) -> None:
     for result in results:
         frame = result._base
-        assert frame is not None
         assert int(frame.isnan().logical_not().sum()) == result.numel()
 
 
@@ -296,7 +290,6 @@ def test_attention_with_layer_normalization(size: int, use: Use) -> None:
         gain, shift = make.full(size), make.full(size)
         keys = keys + 3.0
         expected = torch.zeros(rows, positions, dtype=torch.float64)
-        assert padding is not None
         for row, place in (~padding).nonzero().tolist():
             total = (query[row] + keys[row, place]).double()
             norm = (size,), gain.double(), shift.double(), LAYER_NORM_EPSILON
@@ -565,7 +558,6 @@ def test_any_number_of_threads_gives_the_same(
 def test_threads_are_given_only_what_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     used = native._library()
-    assert used is not None
 
     def losses(structure: Any, threads: int) -> int:
         asked.append(threads)
@@ -585,13 +577,8 @@ def test_defaults_of_the_process_do_not_matter(default: torch.dtype, monkeypatch
 
     def under(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(*arguments: Any) -> Tensor:
-            before = torch.get_default_dtype()
-            torch.set_default_dtype(default)
-            try:
-                with torch.device("meta"):
-                    return function(*arguments)
-            finally:
-                torch.set_default_dtype(before)
+            with defaults(default, "meta"):
+                return function(*arguments)
 
         return call
 
@@ -600,15 +587,6 @@ def test_defaults_of_the_process_do_not_matter(default: torch.dtype, monkeypatch
     found = everything(torch.float32, 3)
     for left, right in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
         assert left.equal(right)
-
-
-def test_nothing_in_nothing_out() -> None:
-    weights = native.attention_forward(torch.empty(0, 4), torch.empty(0, 3, 4), torch.ones(4), None)
-    assert weights.shape == (0, 3)
-    dbias = torch.ones(5)
-    losses = native.losses(torch.empty(0, 5), torch.empty(0).long(), 0.1, None, True, dbias)
-    assert losses.shape == (0,)
-    assert dbias.equal(torch.ones(5))
 
 
 def test_serves_only_what_the_kernels_can_do() -> None:

@@ -141,10 +141,8 @@ def test_products_with_and_without_the_library_agree(
 
     def results() -> list[Tensor]:
         product, plain = Product(weight, bias), Product(weight)
-        into, start = (
-            torch.empty(rows, outputs + 10, dtype=kind)[:, 5:-5],
-            torch.ones(rows, outputs, dtype=kind),
-        )
+        into = torch.empty(rows, outputs + 10, dtype=kind)[:, 5:-5]
+        start = torch.ones(rows, outputs, dtype=kind)
         plain.into(into, left, start)
         shared = start.clone()
         share = plain.share(shared, left)
@@ -175,11 +173,8 @@ def test_products_with_and_without_the_library_agree(
 def test_factors_are_brought_to_the_type_of_the_products(kind: torch.dtype) -> None:
     left, weight = torch.randn(5, 40).to(BFLOAT16), torch.randn(30, 40).to(BFLOAT16)
     for other in (left, left.float()):
-        found, expected = (
-            Tiles(weight, kind).multiply(torch.empty(5, 30), other),
-            left.double() @ weight.double().t(),
-        )
-        assert_near(found, expected, left, weight)
+        found = Tiles(weight, kind).multiply(torch.empty(5, 30), other)
+        assert_near(found, left.double() @ weight.double().t(), left, weight)
 
 
 def test_nothing_is_multiplied_by_torch() -> None:

@@ -21,34 +21,7 @@ from econmt_ops.linear_cross_entropy import recompute as loss_module
 from econmt_ops.products.dropout import apply_dropout, dropout, keep_mask
 from tests.ops.cases import CASES, Sizes
 from tests.ops.checking import distinct_rows
-from tests.ops.helpers import Make, assert_close, values_and_gradients
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of few rows of the loss."""
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 2 * 11 * 8)
-
-
-@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_in_chunks(reduction: str, smoothing: float) -> None:
-    make = Make("cpu")
-    arguments = {"hidden": make(9, 5), "weight": make(11, 5), "bias": make(11)}
-    targets = torch.tensor([0, 10, 3, 3, 7, 3, 1, 2, 3])
-    options = {"targets": targets, "ignore_index": 3, "label_smoothing": smoothing, "reduction": reduction}
-    (values, gradients), (found, found_gradients) = (
-        values_and_gradients(
-            lambda name=name, **tensors: econmt_ops.linear_cross_entropy(
-                **tensors, **options, implementation=name
-            ),
-            arguments,
-        )
-        for name in ("reference", "recompute")
-    )
-    assert_close(found, values, 1e-10)
-    assert_close(found_gradients, gradients, 1e-10)
+from tests.ops.helpers import Make, assert_close
 
 
 def recorded_calls(function: Callable[[], Any], names: set[str]) -> dict[str, tuple[Any, ...]]:
@@ -278,8 +251,6 @@ def test_gradient_of_the_loss_is_not_copied() -> None:
     )
     kept = {tensor.data_ptr() for tensor in loss.grad_fn.saved_tensors if tensor is not None}
     (loss * 3.0).backward()
-    assert hidden.grad is not None
-    assert weight.grad is not None
     assert {hidden.grad.data_ptr(), weight.grad.data_ptr()} <= kept
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,11 +14,6 @@ from tests.ops.helpers import TOLERANCE, Make, assert_close, poisoned
 pytestmark = pytest.mark.skipif(
     not native.is_built(), reason="econmt_ops was installed without its C library"
 )
-
-
-@pytest.fixture(params=[0, 1, 2], ids=["every-processor", "avx2", "avx512"])
-def _level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
-    use(request.param)
 
 
 def walk(
@@ -39,7 +32,7 @@ def walk(
     return torch.stack(rows), torch.stack(last)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("name", [*CELLS, "view"])
 @pytest.mark.parametrize(
     ("hidden", "dtype"),
@@ -100,7 +93,7 @@ def test_threads_and_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         assert left.equal(right)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("name", list(CELLS))
 def test_a_state_that_is_not_a_number_stays(name: str) -> None:
     """A rectifier that compared only would hide it as 0."""

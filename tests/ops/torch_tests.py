@@ -65,8 +65,6 @@ def allow_other_versions() -> None:
 def load(file: Path) -> ModuleType:
     """Imports a test file."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)

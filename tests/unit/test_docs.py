@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import typer.main
@@ -124,18 +124,10 @@ def anchors(file: Path) -> set[str]:
     return {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["make_recipe_reference", "make_command_reference"])
 def test_generated_pages_are_up_to_date(name: str) -> None:
-    for page, text in script(name).pages().items():
+    pages_of = runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))["pages"]
+    for page, text in pages_of().items():
         assert page.read_text(encoding="utf-8") == text, "run make reference"
 
 

@@ -93,10 +93,6 @@ IDLE: dict[str, tuple[str, ...]] = {
 KEYS_OF_PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
 
 
-def recipe_of(key: str) -> str:
-    return "ptb" if key in ("model.dropout.layers", "model.dropout.variational") else "quickstart"
-
-
 def test_every_rule_is_tried_and_is_about_a_key() -> None:
     assert set(CASES) == set(RULES) - KEYS_OF_PROCESSES
     subwords = ("{type: bpe}", "{type: words}", "{type: codes, files: [a]}")
@@ -111,7 +107,8 @@ def test_every_rule_is_tried_and_is_about_a_key() -> None:
 @pytest.mark.parametrize("key", sorted(CASES))
 def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     value, acting = CASES[key]
-    name, given = recipe_of(key), f"{key}={value}"
+    name = "ptb" if key in ("model.dropout.layers", "model.dropout.variational") else "quickstart"
+    given = f"{key}={value}"
     load_recipe(name, [*acting, given])
     assert capsys.readouterr().err == ""
     expected = f"override '{given}': {key}: "
@@ -209,23 +206,19 @@ REFUSED = {
     LAYERS + COVERAGE: "parallel.pipeline: 2 with model.attention.coverage.type: tanh",
     LAYERS + "model.layer_normalization=true": "parallel.pipeline: 2 with model.layer_normalization",
     LAYERS + "training.memory_budget=1GiB": "parallel.pipeline: 2 with training.memory_budget",
-    LAYERS
-    + "training.fixed_param_names=[output.bias]": "parallel.pipeline: 2 with training.fixed_param_names",
+    LAYERS + "training.fixed_param_names=[output.bias]": "parallel.pipeline: 2 with training.fixed_param_names",
     LAYERS + FACTORS: "parallel.pipeline: 2 with data.source_factors",
     LAYERS + "data.alignment=align": "parallel.pipeline: 2 with data.alignment",
     LAYERS + "data.weights=weights": "parallel.pipeline: 2 with data.weights",
     LAYERS + "model.encoder.cell=gru": "parallel.pipeline: 2 with model.encoder.cell: gru",
     LAYERS + "model.decoder.cell=gru": "parallel.pipeline: 2 with model.decoder.cell: gru",
-    LAYERS
-    + "training.optimizer.name=adafactor": "parallel.pipeline: 2 with training.optimizer.name: adafactor",
+    LAYERS + "training.optimizer.name=adafactor": "parallel.pipeline: 2 with training.optimizer.name: adafactor",
     LAYERS + "parallel.shard_optimizer=true": "parallel.pipeline: 2 with parallel.shard_optimizer",
     "parallel.pipeline=2 model.encoder.layers=1 model.decoder.layers=1": "pipeline: 2 with model.encoder.layers: 1",
     "parallel.shard_optimizer=true " + ALWAYS: "parallel.shard_optimizer: true with training.averaging.start",
-    "training.schedule.name=plateau-reduce "
-    + ALWAYS: "plateau-reduce with training.averaging.start: at-once",
+    "training.schedule.name=plateau-reduce " + ALWAYS: "plateau-reduce with training.averaging.start: at-once",
     BFLOAT16 + ALWAYS: "training.param_dtype: bfloat16 with training.averaging.start: at-once",
-    BFLOAT16
-    + "training.precision=float32": "training.param_dtype: bfloat16 with training.precision: float32",
+    BFLOAT16 + "training.precision=float32": "training.param_dtype: bfloat16 with training.precision: float32",
     IN_BACKWARD + "training.gradient_clipping.type=norm": "always with training.gradient_clipping.type: norm",
     BY_VALUE + "training.update_interval=2": "optimizer_in_backward: always with training.update_interval: 2",
     BY_VALUE + "training.precision=float16": "optimizer_in_backward: always with training.precision: float16",
@@ -237,23 +230,20 @@ REFUSED = {
     TERMS + "data.alignment=align": "data.annotate_terms.share: 0.1 with data.alignment",
     TERMS + FACTORS: "data.annotate_terms.share: 0.1 with data.source_factors",
     TERMS + "data.subwords.joint=false": "data.annotate_terms.share: 0.1 with data.subwords.joint: false",
-    TERMS
-    + "data.subwords={type: words, joint: true}": "data.annotate_terms.share: 0.1 with data.subwords.type: words",
+    TERMS + "data.subwords={type: words, joint: true}": "data.annotate_terms.share: 0.1 with data.subwords.type: words",
     "model.weight_tying=src_trg data.subwords.joint=false": "model.weight_tying: src_trg with data.subwords.joint",
     FACTORS + " data.tags=[<BT>] data.train=[a]": "data.source_factors with data.tags",
-    AT_ONCE
-    + "model.decoder.context_gating=true": "model.decoder.input_feeding: false with model.decoder.context_gating",
+    AT_ONCE + "model.decoder.context_gating=true": "model.decoder.input_feeding: false with model.decoder.context_gating",
     AT_ONCE + COVERAGE: "input_feeding: false with model.attention.coverage.type: tanh",
     AT_ONCE + "model.layer_normalization=true": "input_feeding: false with model.layer_normalization",
     "model.decoder.cell=sru": "model.decoder.input_feeding: true with model.decoder.cell: sru",
     "model.encoder={cell: gru, rank: 2}": "model.encoder.rank: 2 with model.encoder.cell: gru",
     "model.decoder={cell: gru, rank: 2}": "model.decoder.rank: 2 with model.decoder.cell: gru",
     "model.attention={type: dot, layer_norm: true}": "model.attention.type: dot with model.attention.layer_norm",
-    COVERAGE
-    + " model.attention.type=dot": "model.attention.type: dot with model.attention.coverage.type: tanh",
+    COVERAGE + " model.attention.type=dot": "model.attention.type: dot with model.attention.coverage.type: tanh",
     "model.attention.coverage={type: count, num_hidden: 2}": "coverage.type: count with model.attention.coverage.num_hidden: 2",
     "training.schedule.name=noam": "training.schedule.name: noam with training.schedule.warmup: 0",
-}
+}  # fmt: skip
 """Overrides of the recipe quickstart, separated by spaces, and the two settings in the message."""
 TEXT = {
     "parallel.pipeline=2 model.layers=2 model.cell=gru": "parallel.pipeline: 2 with model.cell: gru",

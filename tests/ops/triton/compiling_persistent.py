@@ -64,28 +64,9 @@ class Walk(NamedTuple):
             (launch,), parts = walk_launches(
                 self.partition, size, types, backwards, back=self.back, **flags, **dict.fromkeys(others, True)
             )
-            if self.back:
-                tensors = (
-                    x,
-                    weights,
-                    exchange,
-                    exact,
-                    exact,
-                    x,
-                    x,
-                    x,
-                    x,
-                    exact,
-                    lengths,
-                    resets,
-                    counters,
-                    exact,
-                )
-                more: tuple[int, ...] = (4096, 8192)
-                strides: tuple[int, ...] = (512, 512)
-            else:
-                tensors = x, weights, exchange, x, exact, x, exact, x, x, lengths, resets, counters, exact
-                more, strides = (4096,), ()
+            own = (exact, exact, x, x, x, x, exact) if self.back else (x, exact, x, exact, x, x)
+            tensors = x, weights, exchange, *own, lengths, resets, counters, exact
+            more, strides = ((4096, 8192), (512, 512)) if self.back else ((4096,), ())
             programs, *numbers = parts[0]
             launch(programs, tensors, (5, self.batch, *numbers, *more), strides)
 

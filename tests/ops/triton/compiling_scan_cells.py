@@ -47,10 +47,8 @@ STEPS = {"gru bfloat16": 3, "lnlstm bfloat16": 4, "lnlstm per gate bfloat16": 4}
 
 def step(name: str) -> None:
     """Forward and backward of a step of 2 rows, one of them perhaps padding."""
-    products, h = (
-        torch.zeros(2, STEPS[name] * HIDDEN, dtype=torch.bfloat16),
-        torch.zeros(2, HIDDEN, dtype=torch.bfloat16),
-    )
+    products = torch.zeros(2, STEPS[name] * HIDDEN, dtype=torch.bfloat16)
+    h = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
     state = (h,) if STEPS[name] == 3 else (h, h.float())
     wide, narrow = torch.zeros(4 * HIDDEN), torch.zeros(HIDDEN)
     extra = [wide] * (2 if "per gate" in name else 3) + [narrow] * 2 if STEPS[name] == 4 else []

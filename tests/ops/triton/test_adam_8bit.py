@@ -126,7 +126,6 @@ def test_one_pass_clips_and_sums_squares(monkeypatch: pytest.MonkeyPatch) -> Non
     for run in runs:
         run.grad = gradient.to(DEVICE)
     norm = optimizers[0].clip_and_step("value", 0.3)
-    assert runs[0].grad is not None
     assert runs[0].grad.equal(gradient.to(DEVICE))  # the kernel clips what it has read
     expected = optimizers[1].clip("value", 0.3)
     optimizers[1].step()

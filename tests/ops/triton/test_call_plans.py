@@ -331,14 +331,10 @@ def test_tf32_follows_the_setting_of_recurrent_layers(
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "rnn"), reason="needs torch 2.9")
-def test_the_newer_setting_of_recurrent_layers() -> None:
-    before = torch.backends.cudnn.rnn.fp32_precision
-    try:
-        for name in ("ieee", "tf32"):
-            torch.backends.cudnn.rnn.fp32_precision = name
-            assert precision.recurrent_tf32() is (name == "tf32")
-    finally:
-        torch.backends.cudnn.rnn.fp32_precision = before
+def test_the_newer_setting_of_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ieee", "tf32"):
+        monkeypatch.setattr(torch.backends.cudnn.rnn, "fp32_precision", name)
+        assert precision.recurrent_tf32() is (name == "tf32")
 
 
 @pytest.mark.cuda

@@ -46,10 +46,8 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "reversal": [(48, 0)],
     },
     "compiling_recurrence": {
-        **{
-            f"recurrence {kind}": [(128, 1 << 20)] * 2
-            for kind in ("float32", "float32 options", "bfloat16", "bfloat16 options")
-        },
+        f"recurrence {kind}": [(128, 1 << 20)] * 2
+        for kind in ("float32", "float32 options", "bfloat16", "bfloat16 options")
     },
     "compiling_scan_cells": {
         "sru bfloat16": [(112, 0), (120, 0)],
@@ -59,12 +57,8 @@ MOST: dict[str, dict[str, list[tuple[int, int]]]] = {
         "gilr_lstm bfloat16": [(120, 0), (120, 0)],
         "gilr_lstm float32": [(120, 0), (120, 0)],
         "min_lstm float64": [(168, 0), (168, 0)],
-        "gilr_lstm float32 chunks": [
-            (96, 0),
-            (120, 0),
-            (80, 0),
-            (120, 0),
-        ],  # what chunks make of a state comes first
+        # What chunks make of a state comes first.
+        "gilr_lstm float32 chunks": [(96, 0), (120, 0), (80, 0), (120, 0)],
         "gru bfloat16": [(32, 0), (56, 0)],
         "lnlstm bfloat16": [(88, 2048), (128, 2048)],  # sums over a row
         "lnlstm per gate bfloat16": [(64, 2048), (112, 2048)],

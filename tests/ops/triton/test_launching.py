@@ -62,7 +62,7 @@ def kernel() -> Kernel:
 
 
 @pytest.fixture
-def launch(kernel: Kernel) -> Launch:
+def launch(gpu: SimpleNamespace, kernel: Kernel) -> Launch:
     return Launch(kernel, {"BLOCK": 8, "num_warps": 4})
 
 
@@ -87,7 +87,7 @@ def test_the_second_call_launches_the_compiled_kernel(
 
 
 def test_a_remembered_kernel_is_not_launched_where_kernels_are_only_compiled(
-    gpu: SimpleNamespace, kernel: Kernel, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(3, [aligned()])
     monkeypatch.setattr(launching, "compiles_only", lambda: True)
@@ -95,9 +95,7 @@ def test_a_remembered_kernel_is_not_launched_where_kernels_are_only_compiled(
     assert (len(kernel.compiled), kernel.remembered) == (2, [])
 
 
-def test_tensors_at_other_addresses_are_compiled_for(
-    gpu: SimpleNamespace, kernel: Kernel, launch: Launch
-) -> None:
+def test_tensors_at_other_addresses_are_compiled_for(kernel: Kernel, launch: Launch) -> None:
     tensor = aligned()
     launch(1, [tensor[1:]])  # 4 bytes behind a multiple of 16
     launch(1, [tensor[1:]])
@@ -113,7 +111,7 @@ def test_tensors_at_other_addresses_are_compiled_for(
 
 @pytest.mark.parametrize("other", [8, 40, 33, 0x80000000, 0x80000010])
 def test_integers_of_another_divisibility_or_width_are_compiled_for(
-    other: int, gpu: SimpleNamespace, kernel: Kernel, launch: Launch
+    other: int, kernel: Kernel, launch: Launch
 ) -> None:
     tensor = aligned()
     for number in (32, 48, other):
@@ -125,7 +123,7 @@ def test_integers_of_another_divisibility_or_width_are_compiled_for(
 
 @pytest.mark.parametrize("number", [1, 0x80000000])
 def test_kernels_for_one_and_for_64_bits_are_not_remembered(
-    number: int, gpu: SimpleNamespace, kernel: Kernel, launch: Launch
+    number: int, kernel: Kernel, launch: Launch
 ) -> None:
     """Triton makes 1 a constant of the kernel, which 17 must not find."""
     tensor = aligned()
@@ -152,7 +150,7 @@ def test_types_and_constants_have_launches_of_their_own(kernel: Kernel) -> None:
 
 
 def test_estimates_and_hooks_see_every_launch(
-    gpu: SimpleNamespace, kernel: Kernel, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensor = aligned()
     launch(1, [tensor])

@@ -45,19 +45,8 @@ def test_preparing_a_layer(device: str, biases: int, size: int, wide: int, padde
     square = torch.full((20, hidden), float("nan"), dtype=torch.float16, device=device)
     factors, bias = torch.empty(20, device=device), torch.empty(20, device=device)
     workspace = torch.full((9,), 7, dtype=torch.int32, device=device)
-    tensors = (
-        inputs.transpose(0, 1),
-        rows,
-        weight,
-        matrix,
-        recurrent,
-        square,
-        factors,
-        *given,
-        bias,
-        workspace,
-        lengths,
-    )
+    made = rows, weight, matrix, recurrent, square, factors, *given, bias
+    tensors = inputs.transpose(0, 1), *made, workspace, lengths
     types = tuple(part.dtype for part in tensors)
     shapes = (steps, batch, size), padded, size, wide, hidden
     launch, programs, *ends = preparation(*shapes, (True, True), True, biases, 5, types)

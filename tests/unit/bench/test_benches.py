@@ -15,6 +15,7 @@ from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.training.choice import Shape
+from tests.conftest import fails_with
 from tests.unit.bench.clock import Clock, made_up_times
 
 CPU = torch.device("cpu")
@@ -60,16 +61,14 @@ def test_training_steps() -> None:
 
 
 def test_training_steps_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise torch.OutOfMemoryError("full\nof it")
-
-    monkeypatch.setattr(training, "measure_step", fail)
+    monkeypatch.setattr(training, "measure_step", fails_with(torch.OutOfMemoryError("full\nof it")))
     row = training.row_of("quickstart", load_recipe("quickstart", SMALL), "float32", 3, CPU, 0.0)
     assert row["failure"] == "full"
 
 
 def test_a_csv_grows_and_keeps_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "figures.csv"
+    assert read_csv(path) == ([], [])
     append_csv(path, [{"bench": "layout", "rows": 64, "milliseconds": 0.5}], {"torch": "2.13.0"})
     append_csv(path, [{"milliseconds": 0.25, "bench": "training", "recipe": "a,b"}], {"torch": "2.14.0"})
     assert path.read_text() == (
@@ -89,10 +88,6 @@ def test_other_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(InputError, match=r"figures\.csv"):
         append_csv(path, [{"bench": "layout"}], {})
     assert path.read_bytes() == content
-
-
-def test_a_file_that_is_not_there_has_no_rows(tmp_path: Path) -> None:
-    assert read_csv(tmp_path / "figures.csv") == ([], [])
 
 
 def test_circumstances() -> None:

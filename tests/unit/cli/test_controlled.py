@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -232,10 +231,8 @@ def test_what_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = train(text, tmp_path, "data.subwords={type: words, size: 9}")
-    told, vocabulary = (
-        call("translate -m", word_model, "--language-model", other),
-        word_model / "vocab.target.txt",
-    )
+    told = call("translate -m", word_model, "--language-model", other)
+    vocabulary = word_model / "vocab.target.txt"
     assert told.out == ""
     refused(
         told,
@@ -267,9 +264,7 @@ def annotating(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def counted(text: str) -> tuple[int, int]:
-    words = text.split()
-    pairs = list(itertools.pairwise(words))
-    return pairs.count(("G", "H")), words.count("A")
+    return pairs(text).count("G H"), text.split().count("A")
 
 
 def test_terms_are_annotated_and_forced_where_they_still_lack(model: econmt.TrainedModel) -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,8 +26,7 @@ from econmt.config.yaml_reader import walk
 from econmt.engine.devices import unused_kernels
 from econmt.training import run as run_module
 from econmt.training.run import run_recipe
-from econmt_ops.dispatch import device_limits
-from tests.conftest import ROOT
+from tests.conftest import ROOT, PlayGPU, fails_with
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import Run, metrics
@@ -174,9 +172,7 @@ def test_doctor_on_old_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def removed(_: type[Path]) -> Path:
-        raise FileNotFoundError(2, "No such file or directory")
-
+    removed = fails_with(FileNotFoundError(2, "No such file or directory"))
     monkeypatch.setattr(doctor.Path, "cwd", classmethod(removed))
     assert "the folder of this shell was removed" in said(call)
 
@@ -226,19 +222,8 @@ def test_doctor_on_other_gpus(call: Call, monkeypatch: pytest.MonkeyPatch, modul
     assert text in said(call)
 
 
-def _play_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
-    properties = SimpleNamespace(
-        name=name, total_memory=12 << 30, major=capability[0], minor=capability[1], multi_processor_count=30
-    )
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-
-
-@pytest.mark.usefixtures("_gpu_unknown_before")
-def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    _play_gpu(monkeypatch, "AMD Radeon RX 7900 XT", (11, 0))
+def test_doctor_on_a_gpu_of_amd(call: Call, play_gpu: PlayGPU, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_gpu("AMD Radeon RX 7900 XT", 11, 0)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.version, "cuda", None)
     out = said(call)
@@ -254,12 +239,9 @@ def test_doctor_on_a_gpu_of_amd(call: Call, monkeypatch: pytest.MonkeyPatch) -> 
     assert unused_kernels(torch.device("cpu")) is None
 
 
-@pytest.mark.usefixtures("_gpu_unknown_before")
 @pytest.mark.parametrize("capability", [(7, 5), (8, 6)])
-def test_doctor_on_a_gpu_before_ampere(
-    call: Call, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
-) -> None:
-    _play_gpu(monkeypatch, "NVIDIA GeForce RTX", capability)
+def test_doctor_on_a_gpu_before_ampere(call: Call, play_gpu: PlayGPU, capability: tuple[int, int]) -> None:
+    play_gpu("NVIDIA GeForce RTX", *capability)
     out = said(call)
     warning = unused_kernels(torch.device("cuda", 0))
     why = "econmt's GPU kernels are not used: they need compute capability 8.0, and this GPU has 7.5; "
@@ -267,13 +249,6 @@ def test_doctor_on_a_gpu_before_ampere(
         capability == (7, 5)
     )
     assert (warning or "").startswith(why) == (capability == (7, 5)) == (warning is not None)
-
-
-@pytest.fixture
-def _gpu_unknown_before() -> Iterator[None]:
-    device_limits._of_gpu.cache_clear()
-    yield
-    device_limits._of_gpu.cache_clear()
 
 
 def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -15,6 +14,7 @@ import econmt
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import FILES
 from econmt.errors import InputError
+from tests.conftest import fails_with
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_translate import failure
 from tests.unit.training.tiny import metrics
@@ -99,9 +99,7 @@ def test_a_model_of_the_hub_is_fetched_and_translates(
 
 
 def test_what_cannot_be_fetched_is_told(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> str:
-        raise LocalEntryNotFoundError("no connection\nand much more")
-
+    refuse = fails_with(LocalEntryNotFoundError("no connection\nand much more"))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     failure(call("translate", "-m", "hf://me/x", text=TEXT), "hf://me/x: cannot be downloaded: no connection")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -20,7 +20,7 @@ import econmt.engine.devices  # noqa: F401  which every command that computes im
 from econmt import __version__, elsewhere
 from econmt.cli import main as command
 from econmt.errors import InputError, TrainingError
-from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment, run_python
+from tests.conftest import PATIENCE, ROOT, RunEconmt, econmt_environment, fails_with, run_python
 from tests.unit.cli.conftest import Call
 
 OUT_OF_MEMORY = (
@@ -46,13 +46,6 @@ def run_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return run
 
 
-def fails_with(error: BaseException) -> Any:
-    def action() -> None:
-        raise error
-
-    return action
-
-
 def test_a_failed_import_leaves_the_garbage_collector_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> ModuleType:
         assert not gc.isenabled()
@@ -62,10 +55,6 @@ def test_a_failed_import_leaves_the_garbage_collector_on(monkeypatch: pytest.Mon
     with pytest.raises(ImportError, match=r"econmt\.cli\.info"):
         command._application(["info"])
     assert gc.isenabled()
-
-
-def test_a_verb_that_ends_well(run_verb: Any) -> None:
-    assert run_verb(lambda: print("results")) == (0, "results\n", "")
 
 
 BUG = "this is a bug in econmt: "

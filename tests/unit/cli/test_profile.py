@@ -19,7 +19,7 @@ from econmt.estimate.techniques import Technique
 from econmt.model import Implementations
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.tables import format_bytes
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, fails_with
 from tests.unit.cli.conftest import Call, Ended
 from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import write_recipe
@@ -95,10 +95,7 @@ def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path) -> None:
 
 
 def test_estimates_without_a_gpu(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a step was run")
-
-    monkeypatch.setattr(profiling, "Step", refuse)
+    monkeypatch.setattr(profiling, "Step", fails_with(AssertionError("a step was run")))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = read(profiled(call, recipe, *BUCKET, "--device", "cuda", "--estimate", "--json"))
     (only,) = found["profiles"]

@@ -199,7 +199,6 @@ def test_training_sources_are_annotated_and_others_are_not(
     assert all(text.startswith("a dog ") for text in texts if "<" not in text)
     assert sum("<" in text for text in texts) == count
     for store in (prepared.valid, prepared.test):
-        assert store is not None
         assert not {*term_tag_ids(source)} & {int(i) for n in range(5) for i in store.pair(n)[0]}
     capsys.readouterr()
     run()
@@ -240,7 +239,6 @@ def test_attention_over_an_annotated_source_becomes_attention_over_the_sentence(
     found = annotated_source("a dog de ☃ mo.", terms, source)
     assert found.text == "a <term> Hund </term> de ☃ mo."
     annotated, sentence = source.encode(found.text), source.encode("a dog de ☃ mo.")
-    assert found.attention is not None
     assert found.attention.shape == (len(annotated) + 1, len(sentence) + 1)
     torch.testing.assert_close(found.attention.sum(dim=1), torch.ones(len(annotated) + 1))
     first, end = found.spans[0][0], found.spans[0][-1] + 1

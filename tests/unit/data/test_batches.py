@@ -29,6 +29,7 @@ MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 RandomLengths = Callable[..., list[tuple[int, int]]]
 SENTENCES = BatchSize(type="sentence", size=4)
 WORDS = BatchSize(type="word", size=60)
+DERIVED = Derived(3, PairFlops(2, 5, 1))
 
 
 def iterator(
@@ -113,7 +114,7 @@ batch_sizes = st.one_of(
 def test_every_pair_once_an_epoch_over_all_ranks(
     lengths: list[tuple[int, int]], size: BatchSize, rule: int | Derived, ranks: int, seed: int
 ) -> None:
-    """In fixed buckets, or in as few shapes as derived ones may have."""
+    """In fixed buckets, or in as few shapes as derived ones may have; a rank's rows follow those of the one before."""
     with tempfile.TemporaryDirectory() as folder:
         store = store_of(Path(folder), lengths)
         stream = BatchIterator(store, size, rule, seed, max_length=25)
@@ -121,22 +122,24 @@ def test_every_pair_once_an_epoch_over_all_ranks(
         assert isinstance(rule, int) or len(shapes) <= rule.most
         for epoch in range(2):
             assert stream.epoch == epoch
-            by_rank = shares_of(epoch_of(stream), ranks)
-            assert sorted(itertools.chain(*map(pairs_of, by_rank))) == list(range(len(lengths)))
-            for parts in zip(*by_rank, strict=True):
-                rows = sum(len(pairs_of([part])) for part in parts)
+            batches = epoch_of(stream)
+            assert sorted(pairs_of(batches)) == list(range(len(lengths)))
+            for whole, *parts in zip(batches, *shares_of(batches, ranks), strict=True):
+                assert whole.indices.tolist() == pairs_of(parts)
+                assert whole.target_tokens == sum(part.target_tokens for part in parts)
+                assert whole.source_tokens == sum(part.source_tokens for part in parts)
                 ((source, target),) = {(part.source.shape[1], part.target_output.shape[1]) for part in parts}
                 assert isinstance(rule, int) or (source, target) in shapes
-                assert rows <= (size.size if size.type == "sentence" else max(1, size.size // target))
+                assert len(whole.indices) <= (
+                    size.size if size.type == "sentence" else max(1, size.size // target)
+                )
                 assert not isinstance(rule, int) or source % rule == target % rule == 0
                 for part in parts:
                     check_batch(real(part), lengths)
 
 
 @settings(max_examples=30)
-@given(
-    lengths_of_pairs, batch_sizes, st.sampled_from([4, Derived(3, PairFlops(2, 5, 1))]), st.integers(0, 60)
-)
+@given(lengths_of_pairs, batch_sizes, st.sampled_from([4, DERIVED]), st.integers(0, 60))
 def test_restored_in_the_middle_it_goes_on_the_same(
     lengths: list[tuple[int, int]], size: BatchSize, rule: int | Derived, taken: int
 ) -> None:
@@ -170,14 +173,6 @@ def test_short_and_long_batches_are_mixed_anew_in_each_epoch(store: TokenStore) 
     assert orders[0] != orders[1]
 
 
-def test_the_rows_of_all_ranks_are_the_batch_of_one(store: TokenStore) -> None:
-    whole = epoch_of(iterator(store))
-    for batch, *parts in zip(whole, *shares_of(whole, 3), strict=True):
-        assert batch.indices.tolist() == pairs_of(parts)
-        assert batch.target_tokens == sum(part.target_tokens for part in parts)
-        assert batch.source_tokens == sum(part.source_tokens for part in parts)
-
-
 def test_a_share_may_have_more_rows_than_it_needs(store: TokenStore) -> None:
     batch = next(iterator(store))
     parts = [batch.share(rank, 2, 3) for rank in range(2)]
@@ -194,12 +189,17 @@ def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path, make_
     assert batch.target_lengths.tolist() == [0]
     assert (batch.target_output == PAD).all()
     assert batch.source_lengths.tolist() == [1]
+    trimmed = batch.trimmed()
+    assert (trimmed.source.shape, trimmed.target_output.shape) == ((1, 1), (1, 1))
 
 
-def test_remainders_share_batches(tmp_path: Path, make_store: MakeStore) -> None:
+@pytest.mark.parametrize(("size", "rule", "rows"), [(8, 4, {8: 15}), (7, DERIVED, {7: 17, 1: 1})], ids=str)
+def test_remainders_share_batches(
+    tmp_path: Path, make_store: MakeStore, size: int, rule: int | Derived, rows: dict[int, int]
+) -> None:
     lengths = [(length, length) for length in range(1, 25) for _ in range(5)]
-    stream = iterator(make_store(tmp_path, lengths), sentences(8))
-    assert Counter(len(batch.indices) for batch in epoch_of(stream)) == {8: 15}
+    stream = iterator(make_store(tmp_path, lengths), sentences(size), rule=rule)
+    assert Counter(len(batch.indices) for batch in epoch_of(stream)) == rows
 
 
 @pytest.mark.parametrize("batch", [SENTENCES, WORDS])
@@ -219,11 +219,6 @@ def test_many_derived_shapes_hold_all_pairs_in_full_batches(
         sizes = [len(each.indices) for each in batches]
         full = [shapes[shape_of(each)] for each in batches]
         assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
-
-
-def test_a_sentence_longer_than_a_word_batch_goes_alone(tmp_path: Path, make_store: MakeStore) -> None:
-    stream = iterator(make_store(tmp_path, [(30, 30), (30, 31), (2, 2)]), BatchSize(type="word", size=10))
-    assert sorted(len(batch.indices) for batch in epoch_of(stream)) == [1, 1, 1]
 
 
 def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore) -> None:
@@ -405,15 +400,6 @@ def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize) -> Non
         assert (len(batch.indices), *shape_of(batch)) == (rows, source, target)
 
 
-DERIVED = Derived(3, PairFlops(2, 5, 1))
-
-
-def test_derived_batches_are_full_but_one(tmp_path: Path, make_store: MakeStore) -> None:
-    lengths = [(length, length) for length in range(1, 25) for _ in range(5)]
-    stream = iterator(make_store(tmp_path, lengths), sentences(7), rule=DERIVED)
-    assert Counter(len(batch.indices) for batch in epoch_of(stream)) == {7: 17, 1: 1}
-
-
 def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(
     tmp_path: Path, make_store: MakeStore
 ) -> None:
@@ -449,11 +435,6 @@ def test_trimmed_is_the_same_pairs_without_columns_of_padding(
         assert cut.source.is_contiguous()
         assert torch.equal(cut.indices, batch.indices)
         assert same(cut, cut.trimmed())
-
-
-def test_trimming_a_row_that_stands_in_leaves_a_position(tmp_path: Path, make_store: MakeStore) -> None:
-    batch = next(iterator(make_store(tmp_path, [(3, 4)]))).share(1, 2).trimmed()
-    assert (batch.source.shape, batch.target_output.shape) == ((1, 1), (1, 1))
 
 
 def test_the_plan_of_an_epoch_is_what_it_gives(store: TokenStore) -> None:

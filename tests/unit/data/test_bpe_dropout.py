@@ -81,15 +81,6 @@ def exact_distribution(sampler: BpeSampler, word: tuple[int, ...], p: float) -> 
     return result
 
 
-def check_frequencies(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> None:
-    """Every cut as often as its probability says, to four standard deviations."""
-    draws = sum(found.values())
-    assert set(found) <= set(expected)
-    for cut, probability in expected.items():
-        deviation = (probability * (1 - probability) / draws) ** 0.5
-        assert found[cut] / draws == pytest.approx(probability, abs=4 * deviation + 1 / draws)
-
-
 def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
     vocabulary: SentencePieceVocabulary,
 ) -> None:
@@ -109,7 +100,12 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
         for counter, start, end in zip(found, starts, [*starts[1:], len(cut)], strict=True):
             counter[tuple(cut[start:end])] += 1
     for counter, distribution in zip(found, expected, strict=True):
-        check_frequencies(counter, distribution)
+        draws = sum(counter.values())
+        assert set(counter) <= set(distribution)
+        for cuts, probability in distribution.items():
+            # To four standard deviations.
+            deviation = (probability * (1 - probability) / draws) ** 0.5
+            assert counter[cuts] / draws == pytest.approx(probability, abs=4 * deviation + 1 / draws)
     # SentencePiece's generator cannot be seeded here, so this comparison has to be a coarse one.
     theirs = Counter(
         tuple(vocabulary.processor.SampleEncodeAsIds("lowest", alpha=p, nbest_size=-1)) for _ in range(4000)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt.config.recipe import load_recipe
 from econmt.data.batching import bucket_shapes as module
@@ -23,7 +22,7 @@ from econmt.data.batching.bucket_shapes import (
 )
 from econmt.data.batching.pair_flops import PairFlops, pair_flops
 from econmt.model import Implementations, build_model
-from econmt_memory.measure.operators import flops_formula
+from econmt_memory.measure.tracker import Tracker
 
 works = st.builds(PairFlops, st.integers(0, 9), st.integers(1, 9), st.integers(0, 3))
 
@@ -164,14 +163,6 @@ def test_more_shapes_never_cost_more() -> None:
     assert all(before > after for before, after in itertools.pairwise(costs))
 
 
-def test_a_costlier_side_is_padded_less() -> None:
-    counts = np.zeros((9, 9), dtype=np.int64)
-    for source, target in ((2, 8), (8, 2), (2, 2), (8, 8)):
-        counts[source, target] = 10
-    for work, expected in ((PairFlops(1, 9, 0), [8, 2]), (PairFlops(9, 1, 0), [2, 8])):
-        assert nested_shapes(counts, Derived(2, work)).tolist() == [expected, [8, 8]]
-
-
 def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(2)
     lengths = np.exp(draw.normal(3, 0.6, (20_000, 2))).astype(int) + 1
@@ -217,18 +208,6 @@ REFERENCE = Implementations.everywhere("reference")
 VOCABULARY = 300
 
 
-class Counter(TorchDispatchMode):
-    """Adds up the operations of everything that runs inside."""
-
-    total = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        formula = flops_formula(func)
-        self.total += formula(*args, **(kwargs or {}), out_val=result) if formula else 0
-        return result
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_formula_is_what_is_counted(name: str) -> None:
     recipe = load_recipe("quickstart", MODELS[name])
@@ -240,9 +219,10 @@ def test_the_formula_is_what_is_counted(name: str) -> None:
     def counted(source: int, target: int) -> float:
         ids = torch.ones(rows, source, dtype=torch.int64)
         words = torch.ones(rows, target, dtype=torch.int64)
-        with Counter() as counter:
+        with Tracker(torch.device("cpu")).recording() as tracker:
+            tracker.begin("forward")
             model.loss(ids, torch.full((rows,), source), words, words, implementations=REFERENCE)
-        return counter.total / rows
+        return tracker.flops.total() / rows
 
     sizes = (10, 10), (20, 10), (10, 20), (20, 20)
     both, longer_source, longer_target, longer = (counted(*each) for each in sizes)

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 
 from econmt.config.recipe import BatchSize
 from econmt.data.batching import buckets as module
+from econmt.data.batching import padding
 from econmt.data.batching.batches import BatchIterator
 from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.buckets import Buckets, assign_buckets, bucket_table, count_lengths, round_up
 from econmt.data.batching.epochs import EpochTable, plan_epoch
-from econmt.data.batching.padding import (
-    PlannedBatch,
-    measure_padding,
-    padded_to_buckets,
-    planned,
-    random_batches,
-    real_work,
-)
 from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.token_store import TokenStore
 
@@ -39,11 +32,6 @@ def arrays(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 def starts_of(buckets: Buckets) -> np.ndarray:
     """Start of each bucket in the order of pairs."""
     return np.cumsum(buckets.counts) - buckets.counts
-
-
-def test_room_for_the_end_mark() -> None:
-    assert assign_buckets(*arrays([(7, 8)]), 8).shapes.tolist() == [[8, 16]]
-    assert assign_buckets(*arrays([(0, 0)]), 1).shapes.tolist() == [[1, 1]]
 
 
 def test_order_of_buckets_and_of_pairs_inside() -> None:
@@ -225,7 +213,7 @@ SIZES = [BatchSize(type="sentence", size=7), BatchSize(type="word", size=60)]
 
 
 def test_of_one_batch() -> None:
-    found = measure_padding([PlannedBatch(np.array([1, 3]), np.array([2, 1]), (4, 4))], WORK)
+    found = padding.measure_padding([padding.PlannedBatch(np.array([1, 3]), np.array([2, 1]), (4, 4))], WORK)
     real = (2 + 10 + 2) + (6 + 5 + 3)
     assert found == (1, 2 * (8 + 20 + 16) / real, 2 * (6 + 10 + 6) / real, 1)
 
@@ -251,19 +239,19 @@ def test_of_an_epoch(
         (len(b.indices), b.source.shape[1], b.target_output.shape[1]) for b in (b.trimmed() for b in batches)
     ]
     real = cost([(1, s + 1, t + 1) for s, t in zip(store.source_lengths, store.target_lengths, strict=True)])
-    found = measure_padding(planned(BatchIterator(store, size, rule, 1, max_length=60)), WORK)
+    found = padding.measure_padding(padding.planned(BatchIterator(store, size, rule, 1, max_length=60)), WORK)
     shapes = [len({shape[1:] for shape in batches}) for batches in (wide, tight)]
     assert found == (shapes[0], cost(wide) / real, cost(tight) / real, shapes[1])
     counts = count_lengths(store.source_lengths, store.target_lengths)
-    assert real_work(counts, WORK) == real
-    assert padded_to_buckets(counts, rule, size, WORK) == pytest.approx(found[:2])
+    assert padding.real_work(counts, WORK) == real
+    assert padding.padded_to_buckets(counts, rule, size, WORK) == pytest.approx(found[:2])
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_random_batches_have_every_pair_once_and_are_full(size: BatchSize) -> None:
     draw = np.random.default_rng(5)
     sources, targets = draw.integers(1, 20, (2, 100))
-    batches = list(random_batches(sources, targets, size))
+    batches = list(padding.random_batches(sources, targets, size))
     assert sorted(s for batch in batches for s in batch.sources.tolist()) == sorted((sources + 1).tolist())
     for batch, after in itertools.pairwise(batches):
         assert batch.shape == (batch.sources.max(), batch.targets.max())

@@ -103,16 +103,9 @@ def test_codes_that_cannot_be_used(tmp_path: Path) -> None:
         codes.write_text(text)
         with pytest.raises(InputError, match=message):
             read_codes(codes)
-    for line, found in (
-        ("b", "'b'"),
-        (f"b {'9' * 5000}", ""),
-        ("b ٣", ""),
-        ("b -1", ""),
-        (" 3", ""),
-        ("b 3 4", ""),
-    ):
+    for line in ("b", f"b {'9' * 5000}", "b ٣", "b -1", " 3", "b 3 4"):
         vocab.write_text(f"a 3\n{line}\n", encoding="utf-8")
-        with pytest.raises(InputError, match=f"vocab:2: expected a subword and its count, found {found}"):
+        with pytest.raises(InputError, match=f"vocab:2: expected a subword and its count, found '{line[:9]}"):
             read_kept(vocab, 1)
     vocab.write_text("a 3\nb 2\nc 4\n")
     assert read_kept(vocab, 3) == ["a", "c"]

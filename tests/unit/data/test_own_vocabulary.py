@@ -129,12 +129,8 @@ def test_lists_that_cannot_be_used(tmp_path: Path) -> None:
             own_words(tmp_path / name, SPECIAL_TOKENS)
 
 
-def letters(tmp_path: Path) -> Path:
-    return write_text(tmp_path, {"train": 20, "valid": 4})
-
-
 def test_a_run_with_an_own_model(tmp_path: Path) -> None:
-    text = letters(tmp_path)
+    text = write_text(tmp_path, {"train": 20, "valid": 4})
     made = foreign(text / "theirs.model", size=80)
     changes = DATA.format("theirs.model"), "training.max_updates=2", f"data.prepared={tmp_path}/p"
     run = Run(text, tmp_path / "run", changes)
@@ -148,7 +144,7 @@ def test_a_run_with_an_own_model(tmp_path: Path) -> None:
 
 
 def test_a_run_with_own_lists(tmp_path: Path) -> None:
-    text = letters(tmp_path)
+    text = write_text(tmp_path, {"train": 20, "valid": 4})
     (text / "source.vocab").write_text("d 5\na 9\n")
     (text / "target.vocab").write_text("A\nB\nC\n")
     words = "{type: words, lists: [source.vocab, target.vocab]}"
@@ -173,13 +169,8 @@ def test_rare_words_are_unknown(tmp_path: Path) -> None:
     assert target.encode("a b c d") == [4, 5, 1, 1]
 
 
-def prepare_subwords(text: Path, folder: Path, subwords: str) -> None:
-    run = Run(text, folder / "run", (f"data.subwords={subwords}",))
-    prepare(run.recipe, folder / "p", [text], show_progress=False)
-
-
 def test_keys_that_do_not_fit(tmp_path: Path) -> None:
-    text = letters(tmp_path)
+    text = write_text(tmp_path, {"train": 20, "valid": 4})
     for subwords, message in (
         ("{type: bpe, models: [a, b]}", "models has 2 files and joint is true"),
         ("{type: bpe, joint: false, models: [a]}", "models has 1 files and joint is false"),
@@ -190,5 +181,6 @@ def test_keys_that_do_not_fit(tmp_path: Path) -> None:
         ("{type: codes, files: [a], vocabularies: [v, w]}", "vocabularies has 2 files and joint is true"),
         ("{type: codes, files: [nowhere.codes]}", "nowhere.codes"),
     ):
+        key = f"data.subwords={subwords}"
         with pytest.raises(InputError, match=message):
-            prepare_subwords(text, tmp_path, subwords)
+            prepare(Run(text, tmp_path / "run", (key,)).recipe, tmp_path / "p", [text], show_progress=False)

@@ -81,8 +81,6 @@ def expected(text: Path) -> dict[tuple[str, str], tuple[set[tuple[int, int]], fl
 def check(batch: Batch, prepared: PreparedData, wanted: dict[tuple[str, str], object], tag: str = "") -> int:
     """Compares each row of a batch with the files, token by token; returns the number of links."""
     count = 0
-    assert batch.alignment is not None
-    assert batch.weights is not None
     assert batch.alignment.dtype == batch.weights.dtype == torch.int64
     assert batch.alignment.shape == (*batch.target_output.shape, batch.source.shape[1])
     for row in range(len(batch.indices)):
@@ -140,11 +138,7 @@ def test_batches_hold_what_the_files_say(
 def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -> None:
     recipe = make_recipe(SUBWORDS)
     batch = next(training_batches(recipe, made(recipe, text)))
-    assert batch.alignment is not None
-    assert batch.weights is not None
     last = batch.share(1, 2)
-    assert last.alignment is not None
-    assert last.weights is not None
     rows = -(-len(batch.indices) // 2)
     here = len(batch.indices) - rows
     assert torch.equal(last.alignment[:here], batch.alignment[rows:])
@@ -188,9 +182,7 @@ def test_left_out_pairs_take_their_guides_along(make_recipe: MakeRecipe, text: P
 
 def test_an_example_has_guides(make_recipe: MakeRecipe) -> None:
     batch = TranslationTask(make_recipe(), 50, 50).example(Shape(2, 5, 4))
-    assert batch.alignment is not None
     assert batch.alignment.shape == (2, 4, 5)
-    assert batch.weights is not None
     assert (batch.weights * WEIGHT_UNIT).tolist() == [1.0, 1.0]
 
 
@@ -231,7 +223,6 @@ def test_words_of_tokens_are_those_of_the_text() -> None:
 
 def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path) -> None:
     for name, line, message in (
-        ("align", "0-9", "train.align:1: 0-9 names target word 9, but the sentence has"),
         ("align", "0-0 x-1", "train.align:1: expected pairs of words as 0-0 1-2, found 'x-1'"),
         ("weights", "nan", "train.weights:1: expected a weight from 0 to 4000, found 'nan'"),
         ("weights", "", "train.weights:1: expected a weight from 0 to 4000, found ''"),

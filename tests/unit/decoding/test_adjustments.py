@@ -10,15 +10,7 @@ import torch
 from econmt.data.text.vocabulary import UNK
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.sampling import draw, sample, uniform_numbers
-from tests.unit.decoding.toy import (
-    LIMIT,
-    ToyModel,
-    assert_alone_as_together,
-    assert_best,
-    judged,
-    search,
-    sources,
-)
+from tests.unit.decoding import toy
 
 SENTENCES = (0, 1, 2)
 CASES: list[dict[str, Any]] = [
@@ -30,23 +22,28 @@ CASES: list[dict[str, Any]] = [
     {"min_output_length": 2, "unk_penalty": 0.3, "repetition_penalty": 1.3, "word_penalty": 0.1},
 ]
 
+NAMES = ("brevity_penalty_weight", "brevity_penalty_constant_length_ratio", "coverage_penalty_weight")
+PENALTIES = [
+    dict(zip(NAMES, each, strict=True)) for each in ((2.0, 1.5, 0.0), (0.0, 1.0, 3.0), (1.0, 2.0, 0.7))
+]
+
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *PENALTIES], ids=str)
 def test_a_wide_beam_finds_the_best_of_all_translations(case: dict[str, Any], alpha: float) -> None:
-    model = ToyModel(4, end_bias=1.0)
+    model = toy.ToyModel(4, end_bias=1.0)
     options = {"beam_size": 200, "nbest_size": 5, "attention": False, "length_penalty_alpha": alpha, **case}
-    assert_best(search(model, **options), model, **options)
+    toy.assert_best(toy.search(model, **options), model, **options)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_do_not_depend_on_the_batch(case: dict[str, Any]) -> None:
     options = {"attention": False, "beam_size": 3, "nbest_size": 2, **case}
-    assert_alone_as_together(ToyModel(7, end_bias=-0.5), SENTENCES, [LIMIT] * 3, 0.0, **options)
+    toy.assert_alone_as_together(toy.ToyModel(7, end_bias=-0.5), SENTENCES, [toy.LIMIT] * 3, 0.0, **options)
 
 
 def test_the_least_length_moves_the_limit() -> None:
-    for found in search(ToyModel(1, end_bias=5.0), limit=1, min_output_length=6, beam_size=3):
+    for found in toy.search(toy.ToyModel(1, end_bias=5.0), limit=1, min_output_length=6, beam_size=3):
         assert [len(each.ids) for each in found] == [6]
         assert found[0].cut
 
@@ -54,23 +51,27 @@ def test_the_least_length_moves_the_limit() -> None:
 def test_the_least_length_moves_the_limit_of_draws() -> None:
     options = SearchOptions(sample=0, nbest_size=3, min_output_length=6, attention=False)
     for found in sample(
-        ToyModel(1, end_bias=5.0), *sources(*SENTENCES), torch.ones(3, dtype=torch.int64), options, [1, 2, 3]
+        toy.ToyModel(1, end_bias=5.0),
+        *toy.sources(*SENTENCES),
+        torch.ones(3, dtype=torch.int64),
+        options,
+        [1, 2, 3],
     ):
         assert [len(each.ids) for each in found] == [6, 6, 6]
         assert all(each.cut for each in found)
 
 
 def test_draws_keep_to_the_changes_and_have_the_scores_of_the_model() -> None:
-    model = ToyModel(3, end_bias=1.0)
+    model = toy.ToyModel(3, end_bias=1.0)
     options = SearchOptions(
         sample=0, nbest_size=40, min_output_length=2, ban_unk=True, repetition_penalty=2.0, attention=False
     )
-    drawn = sample(model, *sources(*SENTENCES), torch.full((3,), LIMIT), options, [1, 2, 3])
+    drawn = sample(model, *toy.sources(*SENTENCES), torch.full((3,), toy.LIMIT), options, [1, 2, 3])
     for sentence, hypotheses in zip(SENTENCES, drawn, strict=True):
         for each in hypotheses:
             assert len(each.ids) >= 2
             assert UNK not in each.ids
-            _, real = judged(model, sentence, tuple(each.ids)) or (0.0, 0.0)
+            _, real = toy.judged(model, sentence, tuple(each.ids)) or (0.0, 0.0)
             assert each.log_probability == pytest.approx(real, abs=1e-5)
             assert each.score == pytest.approx(real / (len(each.ids) + 1), abs=1e-5)
 
@@ -89,42 +90,24 @@ def test_top_p_draws_from_the_fewest_tokens_that_reach_the_share() -> None:
     assert set(draw(rows, uniform, 2, 1.0, 0.6).tolist()) == {1, 3}
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-@pytest.mark.parametrize(("brevity", "ratio", "cover"), [(2.0, 1.5, 0.0), (0.0, 1.0, 3.0), (1.0, 2.0, 0.7)])
-def test_a_wide_beam_finds_the_best_scores_with_penalties(
-    alpha: float, brevity: float, ratio: float, cover: float
-) -> None:
-    model = ToyModel(4, end_bias=1.0)
-    options = {
-        "beam_size": 200,
-        "nbest_size": 5,
-        "length_penalty_alpha": alpha,
-        "brevity_penalty_weight": brevity,
-        "brevity_penalty_constant_length_ratio": ratio,
-        "coverage_penalty_weight": cover,
-        "attention": False,
-    }
-    assert_best(search(model, **options), model, **options)
-
-
 def test_the_first_whole_translation_may_be_the_last_step() -> None:
-    first, every = ToyModel(3), ToyModel(3)
-    found = search(first, limit=10, beam_size=4, beam_search_stop="first")
-    best = search(every, limit=10, beam_size=4)
+    first, every = toy.ToyModel(3), toy.ToyModel(3)
+    found = toy.search(first, limit=10, beam_size=4, beam_search_stop="first")
+    best = toy.search(every, limit=10, beam_size=4)
     assert first.steps < every.steps
     assert all(len(hypotheses) == 1 for hypotheses in found)
     assert all(one[0].score <= other[0].score for one, other in zip(found, best, strict=True))
     assert any(one[0].score < other[0].score for one, other in zip(found, best, strict=True))
-    several = ToyModel(3)
-    found = search(several, limit=10, beam_size=4, nbest_size=3, beam_search_stop="first")
+    several = toy.ToyModel(3)
+    found = toy.search(several, limit=10, beam_size=4, nbest_size=3, beam_search_stop="first")
     assert several.steps == first.steps, "the others need not have ended"
 
 
 def test_what_lies_far_behind_is_given_up() -> None:
     rows = []
     for prune in (0.0, 100.0, 1.0, 0.05):
-        model = ToyModel(3)
-        found = search(model, limit=10, beam_size=6, nbest_size=6, beam_prune=prune)
+        model = toy.ToyModel(3)
+        found = toy.search(model, limit=10, beam_size=6, nbest_size=6, beam_prune=prune)
         rows.append(sum(model.rows))
         for hypotheses in found:
             assert hypotheses

@@ -62,11 +62,8 @@ def test_a_matrix_of_another_sentence_is_refused(tmp_path: Path) -> None:
         draw_attention(torch.zeros(2, 3), SOURCE, TARGET, tmp_path / "a.png")
 
 
-def test_the_sign_for_a_space_can_be_read() -> None:
+def test_the_sign_for_a_space_can_be_read_and_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
     assert token_label("\u2581zwanzig") == "\u2423zwanzig"
-
-
-def test_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
     draw_attention(torch.zeros(1, 1), ["$"], ["$x_$"], tmp_path / "a.png")
     assert pixels(tmp_path / "a.png").size > 0
 

@@ -249,21 +249,11 @@ def test_a_term_stands_for_the_words_that_it_translates(beam_size: int) -> None:
     other = Phrase((14,), False)
     both = anchored((TERM, (2,)), (other, (0,)), beam_size=beam_size)[0].ids
     assert both == [14, 11, 8, 9, 13]
-
-
-def test_without_anchors_a_term_may_stand_anywhere() -> None:
-    assert anchored((TERM, ()), beam_size=1)[0].ids != [10, 8, 9, 12, 13]
-
-
-@pytest.mark.parametrize("beam_size", [1, 5])
-def test_a_term_that_is_in_the_source_twice_is_written_at_both_places(beam_size: int) -> None:
-    assert anchored((TERM, (0,)), (TERM, (2,)), beam_size=beam_size)[0].ids == [8, 9, 11, 8, 9, 13]
-
-
-@pytest.mark.parametrize("beam_size", [1, 5])
-def test_a_term_that_is_never_attended_to_comes_last(beam_size: int) -> None:
-    model = Aligned(seen={1: WORDS})
-    assert anchored((TERM, (1,)), model=model, beam_size=beam_size)[0].ids == [10, 11, 12, 13, 8, 9]
+    twice = anchored((TERM, (0,)), (TERM, (2,)), beam_size=beam_size)[0].ids
+    assert twice == [8, 9, 11, 8, 9, 13]
+    unseen = anchored((TERM, (1,)), model=Aligned(seen={1: WORDS}), beam_size=beam_size)[0].ids
+    assert unseen == [10, 11, 12, 13, 8, 9]
+    assert beam_size > 1 or anchored((TERM, ()), beam_size=1)[0].ids != [10, 8, 9, 12, 13], "without a place"
 
 
 def test_a_term_does_not_begin_with_less_than_half_of_the_attention() -> None:

@@ -15,25 +15,17 @@ from econmt.decoding.search.fusion import ShallowFusion
 from econmt.decoding.search.sampling import sample
 from econmt.decoding.text_reader import TextReader
 from econmt.model.language_model import LanguageModel
-from tests.unit.decoding.toy import (
-    LIMIT,
-    WORDS,
-    ToyModel,
-    assert_alone_as_together,
-    assert_best,
-    search,
-    sources,
-)
+from tests.unit.decoding import toy
 
 WEIGHT = 0.8
 SENTENCES = (0, 1, 2)
-MODEL = ToyModel(4, end_bias=1.0)
+MODEL = toy.ToyModel(4, end_bias=1.0)
 
 
 def fusion_of(cell: str = "lstm") -> ShallowFusion:
     torch.manual_seed(5)
     values = {"embedding": 3, "size": [5, 3], "layers": 2, "cell": cell}
-    model = LanguageModel(LanguageModelSection.model_validate(values), ToyModel.size).eval()
+    model = LanguageModel(LanguageModelSection.model_validate(values), toy.ToyModel.size).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-2.0, 2.0)
@@ -54,9 +46,11 @@ def of_language_model(ids: tuple[int, ...], fusion: ShallowFusion = FUSION) -> l
 @pytest.mark.parametrize("repeats", [1.0, 1.6])
 def test_a_wide_beam_finds_the_best_of_all_translations(repeats: float) -> None:
     options = {"attention": False, "beam_size": 200, "nbest_size": 5, "repetition_penalty": repeats}
-    found = search(MODEL, fusion=FUSION, lm_weight=WEIGHT, **options)
-    assert_best(found, MODEL, added=lambda ids: [WEIGHT * each for each in of_language_model(ids)], **options)
-    without = search(MODEL, **options)
+    found = toy.search(MODEL, fusion=FUSION, lm_weight=WEIGHT, **options)
+    toy.assert_best(
+        found, MODEL, added=lambda ids: [WEIGHT * each for each in of_language_model(ids)], **options
+    )
+    without = toy.search(MODEL, **options)
     assert [each[0].ids for each in without] != [each[0].ids for each in found]
 
 
@@ -64,13 +58,13 @@ def greedy(sentence: int) -> list[int]:
     """Returns the translation whose every token is the best one after the tokens before it."""
     ids: tuple[int, ...] = ()
     prefix, before = 0, 2
-    while len(ids) < LIMIT:
+    while len(ids) < toy.LIMIT:
         prefix = prefix * 7 + before + 1
         inputs = torch.tensor([[EOS, *ids]])
         with torch.no_grad():
             added = FUSION.model.log_probabilities(FUSION.model(inputs)[0][0])[-1]
         values = MODEL.table(sentence, prefix) + WEIGHT * added
-        before = max((*WORDS, EOS), key=lambda token: float(values[token]))
+        before = max((*toy.WORDS, EOS), key=lambda token: float(values[token]))
         if before == EOS:
             break
         ids = (*ids, before)
@@ -79,11 +73,11 @@ def greedy(sentence: int) -> list[int]:
 
 def test_a_beam_of_one_is_greedy_and_so_are_draws_from_one_token() -> None:
     expected = [greedy(sentence) for sentence in SENTENCES]
-    found = search(MODEL, beam_size=1, fusion=FUSION, lm_weight=WEIGHT)
+    found = toy.search(MODEL, beam_size=1, fusion=FUSION, lm_weight=WEIGHT)
     assert [each[0].ids for each in found] == expected
     options = SearchOptions(attention=False, lm_weight=WEIGHT, sample=1)
-    limits = torch.full((3,), LIMIT)
-    drawn = sample(MODEL, *sources(*SENTENCES), limits, options, [1, 2, 3], FUSION)
+    limits = torch.full((3,), toy.LIMIT)
+    drawn = sample(MODEL, *toy.sources(*SENTENCES), limits, options, [1, 2, 3], FUSION)
     assert [each[0].ids for each in drawn] == expected
     for sentence, (each,) in zip(SENTENCES, drawn, strict=True):
         assert each.log_probability == pytest.approx(
@@ -94,7 +88,7 @@ def test_a_beam_of_one_is_greedy_and_so_are_draws_from_one_token() -> None:
 @pytest.mark.parametrize("cell", ["lstm", "qrnn2"])
 def test_results_do_not_depend_on_the_batch(cell: str) -> None:
     options = {"beam_size": 4, "nbest_size": 2, "lm_weight": WEIGHT, "fusion": fusion_of(cell)}
-    assert_alone_as_together(MODEL, (*SENTENCES, 5, 7, 3), [LIMIT] * 6, 1e-5, **options)
+    toy.assert_alone_as_together(MODEL, (*SENTENCES, 5, 7, 3), [toy.LIMIT] * 6, 1e-5, **options)
 
 
 VOCABULARY = 9

@@ -33,16 +33,8 @@ PAGES = [
     ("plain", ["plain"], "PLAIN"),
     ("<p>one <b>two</b>!</p>", ["one two!"], "<p>ONE <b>TWO</b>!</p>"),
     ("<p><b>One two!</b></p>", ["One two!"], "<p><b>ONE TWO!</b></p>"),
-    (
-        "<p>A <b>dog</b> runs. It <i>barks.</i></p>",
-        ["A dog runs.", "It barks."],
-        "<p>A <b>DOG</b> RUNS. IT <i>BARKS.</i></p>",
-    ),
-    (
-        "<i>One. Two <b>three</b>.</i> Four.",
-        ["One.", "Two three.", "Four."],
-        "<i>ONE. TWO <b>THREE</b>.</i> FOUR.",
-    ),
+    ("<p>A <b>dog</b> runs. It <i>barks.</i></p>", ["A dog runs.", "It barks."], "<p>A <b>DOG</b> RUNS. IT <i>BARKS.</i></p>"),
+    ("<i>One. Two <b>three</b>.</i> Four.", ["One.", "Two three.", "Four."], "<i>ONE. TWO <b>THREE</b>.</i> FOUR."),
     ("a <i>bc. C</i> dd. <u>E</u>", ["a bc.", "C dd.", "E"], "A <i>BC. C</i> DD. <u>E</u>"),
     ("<p>\n  one\n  two </p>\n", ["one two"], "<p>\n  ONE TWO </p>\n"),
     ("One.\n  Two.", ["One.", "Two."], "ONE.\n  TWO."),
@@ -56,18 +48,10 @@ PAGES = [
     ("Use <code>a <b>x</b></code> now", ["Use now"], "USE <code>a <b>x</b></code> NOW"),
     ("Use <code>a now<p>b", ["Use a now", "b"], "USE <code>A NOW<p>B"),
     ('<p translate="no">a <p>b</p></p>c', ["c"], '<p translate="no">a <p>b</p></p>C'),
-    (
-        "a <span translate=no>b <span>c</span> d</span> e",
-        ["a e"],
-        "A <span translate=no>b <span>c</span> d</span> E",
-    ),
+    ("a <span translate=no>b <span>c</span> d</span> e", ["a e"], "A <span translate=no>b <span>c</span> d</span> E"),
     # A nested element closes inside, also in other letters; one that closes itself or an unclosed one does not.
     ("<svg> <svg/> <SVG>x</svg> y</Svg> z", ["z"], "<svg> <svg/> <SVG>x</svg> y</Svg> Z"),
-    (
-        "<i translate=no><i a='/'/><i a=/ >b</i> <img/>c</i> d",
-        ["d"],
-        "<i translate=no><i a='/'/><i a=/ >b</i> <img/>c</i> D",
-    ),
+    ("<i translate=no><i a='/'/><i a=/ >b</i> <img/>c</i> d", ["d"], "<i translate=no><i a='/'/><i a=/ >b</i> <img/>c</i> D"),
     ("<code>a<code>b</code> c <code>d</code> e", ["c e"], "<code>a<code>b</code> C <code>d</code> E"),
     (
         "<code>a<code>b</code> c <code>x<code>y</code>z</code> d",
@@ -106,7 +90,7 @@ PAGES = [
     ("a" + " " * 9998 + "b", ["a b"], "A B"),
     ("", [], ""),
     (" <p> </p> ", [], " <p> </p> "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("page", "sentences", "expected"), PAGES)
@@ -146,32 +130,9 @@ def test_ends_of_tags_and_kept_elements(page: str, expected: str) -> None:
 
 
 PIECES = [
-    *(
-        "A www.x.org. ",
-        "A. {x} ",
-        "A.<wbr> B",
-        "\n",
-        "<p>",
-        "<a \"<b ' \" ' ' ",
-        "<",
-        "<a",
-        "<!--",
-        "<![CDATA[",
-        '<a "',
-    ),
-    *(
-        "<a '\">",
-        "</",
-        "a ",
-        "<code>",
-        "<script>",
-        "<i>",
-        "</i>",
-        "{",
-        "<b translate=no>",
-        "<code></code><code>",
-    ),
-]
+    "A www.x.org. ", "A. {x} ", "A.<wbr> B", "\n", "<p>", "<a \"<b ' \" ' ' ", "<", "<a", "<!--", "<![CDATA[", '<a "',
+    "<a '\">", "</", "a ", "<code>", "<script>", "<i>", "</i>", "{", "<b translate=no>", "<code></code><code>",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", PIECES)

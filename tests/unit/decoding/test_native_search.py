@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,12 +35,6 @@ def unconstrained(options: SearchOptions) -> ConstrainedContinuations:
     """What steers a search of the sources to nothing."""
     joins = torch.zeros(SIZE, dtype=torch.bool)
     return ConstrainedContinuations([DecodingConstraints()] * len(SOURCES), joins, options)
-
-
-@pytest.fixture(params=[0, 1, 2])
-def _level(request: pytest.FixtureRequest, use: Callable[[int], None]) -> None:
-    """Takes the library with these instructions at most."""
-    use(request.param)
 
 
 agree = partial(assert_same, whole=10.0)
@@ -93,7 +86,7 @@ def test_it_ends_not_early_nor_late(certainty: float, limits: list[int], alpha: 
         agree(native_search(IncrementalModel(model), *batch, options), wanted, 1e-3)
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.int8])
 def test_every_instruction_set_and_precision_finds_it(precision: torch.dtype) -> None:
     """In few bits hypotheses near each other may change places; the best ones here are not near."""
@@ -117,7 +110,7 @@ def test_attention_over_long_sources_has_memory_of_its_own() -> None:
 PRECISIONS = [torch.float32, torch.bfloat16, torch.int8]
 
 
-@pytest.mark.usefixtures("_level")
+@pytest.mark.usefixtures("level")
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("given", OPTIONS, ids=str)
@@ -243,22 +236,14 @@ def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
         looks.append(None)
         signal.raise_signal(signal.SIGINT)  # Python runs the handler at the next callback, or after the call
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            native_search(model, *BATCH, SearchOptions(beam_size=4), interrupted)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
+    with pytest.raises(KeyboardInterrupt):
+        native_search(model, *BATCH, SearchOptions(beam_size=4), interrupted)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert len(looks) <= 2
     handled: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: handled.append(number))
-    try:
-        found = native_search(
-            model, *BATCH, SearchOptions(beam_size=4), lambda: signal.raise_signal(signal.SIGTERM)
-        )
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGINT, lambda number, _: handled.append(number))
+    found = native_search(model, *BATCH, SearchOptions(beam_size=4), interrupted)
     assert handled
     agree(found, native_search(model, *BATCH, SearchOptions(beam_size=4)), 0.0)
 

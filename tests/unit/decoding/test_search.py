@@ -77,8 +77,9 @@ def test_a_sentence_gives_the_same_alone_as_in_a_batch(beam_size: int) -> None:
     assert_alone_as_together(ToyModel(11), [4, 0, 7, 2, 9, 5], [6, 2, 7, 3, 1, 4], 1e-5, **options)
 
 
-def test_attention_is_that_of_the_steps_that_made_the_tokens() -> None:
+def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> None:
     model = ToyModel(4)
+    assert search(model, [0], beam_size=2, attention=False)[0][0].attention is None
     for sentence, hypotheses in enumerate(
         search(model, [0, 1, 2], beam_size=5, nbest_size=5, attention=True)
     ):
@@ -90,36 +91,18 @@ def test_attention_is_that_of_the_steps_that_made_the_tokens() -> None:
                     [prefix % (position + 2) + 1.0 for position in range(sentence % 3 + 2)]
                 )
                 expected.append(weights / weights.sum())
-            assert hypothesis.attention is not None
             torch.testing.assert_close(hypothesis.attention, torch.stack(expected))
 
 
-def test_attention_is_left_out_on_request() -> None:
-    assert search(ToyModel(), [0], beam_size=2, attention=False)[0][0].attention is None
-
-
 def test_the_end_is_forced_at_the_limit_and_paid_for() -> None:
-    model = ToyModel(end_bias=-20.0)
-    short, longer = search(model, [0, 1], limit=[2, 5], beam_size=3)
-    assert len(short[0].ids) == 2
-    assert len(longer[0].ids) == 5
-    assert short[0].cut
-    assert longer[0].cut
-    for sentence, hypothesis in enumerate((short[0], longer[0])):
+    model, limits = ToyModel(end_bias=-20.0), [2, 5, 0]
+    for sentence, (hypothesis, *_) in enumerate(search(model, [0, 1, 2], limit=limits, beam_size=3)):
+        assert (len(hypothesis.ids), hypothesis.cut) == (limits[sentence], True)
         expected = model.log_probability(sentence, tuple(hypothesis.ids))
         assert expected < -15.0
         assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_hypothesis_that_ends_by_itself_is_not_cut() -> None:
-    (found,) = search(ToyModel(end_bias=5.0), [0], limit=6, beam_size=3)
-    assert not found[0].cut
-
-
-def test_no_limit_of_zero_tokens_is_exceeded() -> None:
-    (found,) = search(ToyModel(end_bias=-20.0), [0], limit=0, beam_size=3)
-    assert found[0].ids == []
-    assert found[0].cut
+    ((by_itself, *_),) = search(ToyModel(end_bias=5.0), [0], limit=6, beam_size=3)
+    assert not by_itself.cut
 
 
 def test_padding_and_begin_are_never_produced_but_unknown_may_be() -> None:

@@ -30,6 +30,7 @@ from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch import capture
 from econmt_ops.dispatch.capture import first_error
 from econmt_ops.optimizers.fused import FusedOptimizer
+from tests.conftest import fails_with
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
 from tests.unit.training.tiny import MakeRun, Run, write_text
@@ -317,9 +318,8 @@ def test_rows_that_are_missing_change_nothing() -> None:
 
 
 def test_the_order_of_batches_makes_no_difference_where_their_rows_are_known() -> None:
-    step = bag_step()
     whole, *_ = bags()
-    graphed = GraphedStep(step, most_rows=lambda batch: {7: 8, 5: 2}[batch.source.shape[1]])
+    *_, graphed = twin(most_rows=lambda batch: {7: 8, 5: 2}[batch.source.shape[1]])
     for batch in (whole.first(2), whole, whole.first(5)):
         graphed([batch])
     (captured,) = graphed._graphs.graphs.values()
@@ -327,9 +327,8 @@ def test_the_order_of_batches_makes_no_difference_where_their_rows_are_known() -
 
 
 def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
-    step = bag_step()
     batches = bags()
-    graphed = GraphedStep(step)
+    _, _, graphed = twin()
     for batch in (*batches, batches[1]):
         graphed([batch])
     assert graphed.captured == 3
@@ -438,8 +437,7 @@ def test_a_capture_that_fails_has_updated_nothing() -> None:
 
 
 def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
-    step = bag_step()
-    graphed = GraphedStep(step, several=True)
+    _, step, graphed = twin(several=True)
     batch, *_ = bags()
     before = [torch.ones_like(part) for part in step.model.parameters()]
     for part, gradient in zip(step.model.parameters(), before, strict=True):
@@ -451,8 +449,7 @@ def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
 def test_a_warm_up_of_several_batches_takes_no_second_set_of_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step = bag_step()
-    graphed = GraphedStep(step, several=True)
+    _, step, graphed = twin(several=True)
     batch, *_ = bags()
     kept = [parameter.grad for parameter in step.parameters]
     reached: list[bool] = []
@@ -554,9 +551,8 @@ def test_a_largest_batch_that_does_not_fit_its_plan_is_divided_until_it_does(mak
 
 
 def test_shapes_that_are_too_large_are_returned_and_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = bag_step()
+    _, step, graphed = twin(note=pytest.fail)
     one, other, third = bags(3)
-    graphed = GraphedStep(step, note=pytest.fail)
 
     def small(graphed: GraphedStep, inputs: Any) -> None:
         if inputs.batch.source.shape[1] == 5 and not graphed.captured:
@@ -590,9 +586,8 @@ def test_shapes_that_were_warmed_up_are_captured_at_once(monkeypatch: pytest.Mon
 def test_shapes_are_run_once_more_if_a_kernel_could_not_be_compiled(
     monkeypatch: pytest.MonkeyPatch, failed: bool
 ) -> None:
-    step = bag_step()
-    one, other = bags(2)
-    graphed, runs = GraphedStep(step, note=pytest.fail), count_warm_ups(monkeypatch)
+    _, step, graphed = twin(note=pytest.fail)
+    (one, other), runs = bags(2), count_warm_ups(monkeypatch)
 
     def compiling_only(_: torch.device) -> nullcontext[SimpleNamespace]:
         return nullcontext(SimpleNamespace(failed=failed))
@@ -607,8 +602,7 @@ def test_shapes_are_run_once_more_if_a_kernel_could_not_be_compiled(
 
 
 def test_too_little_memory_is_no_reason_to_go_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = bag_step()
-    graphed = GraphedStep(step, note=pytest.fail)
+    _, _, graphed = twin(note=pytest.fail)
     batch, *_ = bags()
     calls: list[int] = []
     loss = BagTask.loss
@@ -639,18 +633,14 @@ def test_graphs_make_room_for_the_first_run_of_another_shape(
     done: list[int] = []
     count_warm_ups(monkeypatch, beside_no_graph)
     found, wanted = train(step, graphed, updates), train(eager, eager, updates)
-    if several:
-        assert_close(found, wanted)
-    else:
-        assert_same(found, wanted)
+    (assert_close if several else assert_same)(found, wanted)
     assert len(done) == (3 if several else 2)
     assert graphed.captured == (4 if several else 2)
 
 
 def test_a_shape_makes_room_once_after_each_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = bag_step()
+    _, _, graphed = twin(note=pytest.fail)
     one, other = bags(2)
-    graphed = GraphedStep(step, note=pytest.fail)
     prepare = GraphedStep._prepare
 
     def alone(graphed: GraphedStep, *rest: Any) -> Any:
@@ -710,11 +700,7 @@ def test_ranks_have_the_same_graphs_after_one_of_them_lacked_memory(
 
             patch.setattr(BagTask, "loss", small)
         else:
-
-            def another_lacks_memory() -> None:
-                raise OtherRankError(1)
-
-            patch.setattr(step, "agree", another_lacks_memory)
+            patch.setattr(step, "agree", fails_with(OtherRankError(1)))
         with pytest.raises(RuntimeError):
             graphed([other, third])
     assert graphed.captured == 2
@@ -727,9 +713,8 @@ def test_ranks_have_the_same_graphs_after_one_of_them_lacked_memory(
 
 
 def test_several_ranks_release_no_graph_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = bag_step()
+    _, step, graphed = twin()
     one, other = bags(2)
-    graphed = GraphedStep(step)
     graphed([one])
     monkeypatch.setattr(step.communicator, "size", 2)
     full(BagTask, "loss", lambda: graphed.capture(other))

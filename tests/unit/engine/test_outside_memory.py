@@ -13,17 +13,9 @@ import pytest
 import torch
 
 from econmt.engine import outside_memory
-from econmt.engine.outside_memory import (
-    ASSUMED,
-    STACK_BYTES,
-    WORKSPACE,
-    OutsideMeter,
-    limit_workspaces,
-    outside_meter,
-    workspace_bytes,
-)
 from econmt_memory.measure.ledger import OutsideMemory
 from tests import conftest
+from tests.conftest import fails_with
 
 GPU = torch.device("cuda:1")
 
@@ -73,14 +65,14 @@ class Card:
 
 def test_memory_is_told_apart_by_when_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(monkeypatch)
-    meter = OutsideMeter(GPU)
-    assert card.limits == [STACK_BYTES]
+    meter = outside_memory.OutsideMeter(GPU)
+    assert card.limits == [outside_memory.STACK_BYTES]
     assert meter.read() == OutsideMemory(120, 50, 0)
     card.taken, card.reserved = card.taken + 300 + 7, card.reserved + 300
     assert meter.read() == OutsideMemory(120, 50, 7)
     assert meter.read().total == card.taken - card.reserved - 100
-    assert meter.expected() == meter.expected(12) == OutsideMemory(120, 50, ASSUMED.kernels)
-    assert meter.expected(40) == OutsideMemory(120, 50, ASSUMED.kernels + 28 * 4_200_000)
+    assert meter.expected() == meter.expected(12) == OutsideMemory(120, 50, outside_memory.ASSUMED.kernels)
+    assert meter.expected(40) == OutsideMemory(120, 50, outside_memory.ASSUMED.kernels + 28 * 4_200_000)
     card.taken -= 30  # an earlier kernel is unloaded
     assert meter.read().kernels == 0
 
@@ -90,22 +82,24 @@ def test_memory_of_others_does_not_count_where_the_library_tells_each_process(
     monkeypatch: pytest.MonkeyPatch, initialized: bool
 ) -> None:
     card = Card(monkeypatch, initialized=initialized)
-    assert not initialized or OutsideMeter(GPU).read().context == 300, "those of other processes, too"
+    assert not initialized or outside_memory.OutsideMeter(GPU).read().context == 300, (
+        "those of other processes, too"
+    )
     assert not card.limits
     card = Card(monkeypatch, initialized=initialized)
     card.own = 0
-    meter = OutsideMeter(GPU)
+    meter = outside_memory.OutsideMeter(GPU)
     assert meter.by_process
     assert meter.source == "measured for this process"
     assert meter.read() == OutsideMemory(200 if initialized else 120, 50, 0)
     card.taken += 500  # another process
     card._take(37, 100)
     assert meter.read().kernels == 37
-    assert meter.expected().kernels == ASSUMED.kernels
+    assert meter.expected().kernels == outside_memory.ASSUMED.kernels
     # In a container other numbers may be seen; memory less than the allocator's is not this process's.
     card.own, card.reserved = 0, 1000
     card.taken += 1000
-    meter = OutsideMeter(GPU)
+    meter = outside_memory.OutsideMeter(GPU)
     assert not meter.by_process
     assert meter.source.startswith("measured for all processes of the GPU")
 
@@ -186,14 +180,11 @@ def test_the_management_library_tells_what_a_process_takes(monkeypatch: pytest.M
 def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch, initialized=True)
     monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 1, raising=False)
-    assert outside_meter(GPU) is outside_meter(torch.device("cuda"))
+    assert outside_memory.outside_meter(GPU) is outside_memory.outside_meter(torch.device("cuda"))
 
 
 def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> ctypes.CDLL:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", fails_with(OSError("no such library")))
     outside_memory._limit_stacks(256)
     assert outside_memory.taken_by_all(0) == 0
     assert outside_memory.taken_by_process(0, 1) is None
@@ -201,32 +192,32 @@ def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pyte
 
 def test_workspaces_are_small_for_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    assert workspace_bytes(torch.bfloat16) == 8 * 16 * 1024
-    assert workspace_bytes(torch.float32) == 32 << 20
+    assert outside_memory.workspace_bytes(torch.bfloat16) == 8 * 16 * 1024
+    assert outside_memory.workspace_bytes(torch.float32) == 32 << 20
     with monkeypatch.context() as patch:  # PyTorch has read the variable
         Card(patch, initialized=True)
-        assert workspace_bytes(torch.bfloat16) == 32 << 20
-    limit_workspaces("tf32")
+        assert outside_memory.workspace_bytes(torch.bfloat16) == 32 << 20
+    outside_memory.limit_workspaces("tf32")
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     Card(monkeypatch, initialized=True)
-    limit_workspaces("auto")
+    outside_memory.limit_workspaces("auto")
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     Card(monkeypatch)
     ignored = "Requested unified CUBLASLT workspace size of 1048576 bytes exceeds CUBLAS workspace size of 131072 bytes."
     with warnings.catch_warnings(record=True) as told:
-        limit_workspaces("auto")
+        outside_memory.limit_workspaces("auto")
         warnings.warn(ignored, stacklevel=1)
     assert not told
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE == conftest.WORKSPACE
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == outside_memory.WORKSPACE == conftest.WORKSPACE
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
-    limit_workspaces("bfloat16")
-    assert workspace_bytes(torch.float32) == (2 * 4096 + 8 * 16) << 10
+    outside_memory.limit_workspaces("bfloat16")
+    assert outside_memory.workspace_bytes(torch.float32) == (2 * 4096 + 8 * 16) << 10
 
 
 @pytest.mark.cuda
 def test_a_gpus_memory_is_complete() -> None:
     device = torch.device("cuda:0")
-    meter = outside_meter(device)
+    meter = outside_memory.outside_meter(device)
     free, total = torch.cuda.mem_get_info(device)
     found = meter.read()
     assert found.context > 100 << 20
@@ -237,9 +228,9 @@ def test_a_gpus_memory_is_complete() -> None:
 def test_stacks_are_as_deep_as_kernels_need() -> None:
     device, limit = torch.device("cuda:0"), ctypes.c_size_t()
     torch.ones(1, device=device)
-    outside_memory._limit_stacks(STACK_BYTES)
+    outside_memory._limit_stacks(outside_memory.STACK_BYTES)
     assert ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(limit), 0) == 0
-    assert limit.value == STACK_BYTES
+    assert limit.value == outside_memory.STACK_BYTES
     numbers = torch.randn(1000, 1000, dtype=torch.float64, device=device)
     torch.testing.assert_close(torch.linalg.inv(numbers) @ numbers, torch.eye(1000, device=device).double())
     torch.testing.assert_close(numbers.sort().values.cpu(), numbers.cpu().sort().values)

@@ -36,7 +36,6 @@ def make(**changes: object) -> LanguageModel:
 
 def scaled(shape: tuple[int, ...], probability: float, seed: Seed | None, index: int = -1) -> Tensor:
     """Returns the factors by which dropout multiplies."""
-    assert seed is not None
     return keep_mask(shape, probability, seed, CPU, index).double() / (1.0 - probability)
 
 

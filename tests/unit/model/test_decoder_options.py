@@ -11,16 +11,10 @@ from torch.nn import functional
 
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt_ops import linear_cross_entropy
-from tests.ops.definitions import DECODER_STEPS, additive_scores, gated, normalise, stack_step, whole
+from tests.ops import definitions
+from tests.ops.definitions import recurrent
+from tests.unit.model import test_translation
 from tests.unit.model.test_incremental import check
-from tests.unit.model.test_translation import (
-    PAD,
-    check_rows_and_steps,
-    make_batch,
-    make_config,
-    make_model,
-    sum_of_losses,
-)
 
 CELLS = ("lstm", "gru", "lnlstm", "lnglstm")
 COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
@@ -33,6 +27,7 @@ TOGETHER: dict[str, Any] = {
     "weight_tying": "trg_softmax",
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"encoder__layers": 1, "encoder__bidirectional": "none", "decoder__layers": 1},
     **{
         f"coverage-{kind}": {
             "attention__coverage": {"type": kind, "num_hidden": 1 if kind in ("count", "fertility") else 3},
@@ -61,7 +56,7 @@ EVERY = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 def drawn(options: dict[str, Any], seed: int = 1) -> TranslationModel:
     """A model whose every parameter is drawn, also those that begin at 0 or 1."""
-    model = make_model(make_config(**options), seed)
+    model = test_translation.make_model(test_translation.make_config(**options), seed)
     for name, part in model.named_parameters():
         if part.dim() == 1 or "start_" in name:
             part.data.add_(torch.randn_like(part) * 0.3)
@@ -77,7 +72,7 @@ def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor,
     read = layer.read.weight @ torch.cat([attention[None], value, h]) + layer.read.bias
     recurrent = layer.recur.weight @ before
     if layer.kind == "gru":
-        return gated(read, recurrent, before)
+        return definitions.gated(read, recurrent, before)
     function = functional.softplus if layer.kind == "softrelu" else getattr(torch, layer.kind)
     made: Tensor = function(read + recurrent)
     return made
@@ -86,13 +81,13 @@ def naive_coverage(layer: Any, before: Tensor, attention: Tensor, value: Tensor,
 def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs (T, H) and attention (T, S) of one sentence with the encoder's outputs (S, E) and words (T, I)."""
     decoder, attention = model.decoder, model.decoder.attention
-    size, layers = decoder.config.size, whole([layer.weights for layer in decoder.layers])
+    size, layers = decoder.config.size, definitions.whole([layer.weights for layer in decoder.layers])
     count, kinds = len(layers), 1 if decoder.config.cell == "gru" else 2
     start = torch.zeros(kinds * count, size).double()
     if decoder.start is not None:
         start = (decoder.start.weight @ summary + decoder.start.bias).view(-1, size)
         if decoder.norm is not None:
-            start = normalise(start, decoder.start_gain, decoder.start_shift)
+            start = definitions.normalise(start, decoder.start_gain, decoder.start_shift)
         start = start.tanh()
     states = [tuple(start[kind * count + layer] for kind in range(kinds)) for layer in range(count)]
     keys = values if attention.key is None else attention.key(values)
@@ -101,14 +96,14 @@ def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tup
     if attention.coverage is not None:
         covered = torch.zeros(len(values), attention.coverage.key.in_features).double()
     for word in words:
-        step, read = DECODER_STEPS[type(layers[0])], torch.cat([word, output])
-        top = stack_step(step, read, layers, states, decoder.config.residual, [None] * count)
+        step, read = definitions.DECODER_STEPS[type(layers[0])], torch.cat([word, output])
+        top = definitions.stack_step(step, read, layers, states, decoder.config.residual, [None] * count)
         if attention.score is None:
             scores = keys @ top * attention.scale
         else:
             sums = keys + attention.query @ top
             sums = sums if covered is None else sums + attention.coverage.key(covered)
-            scores = additive_scores(sums, attention.score, attention.layer_norm)
+            scores = definitions.additive_scores(sums, attention.score, attention.layer_norm)
         alpha = scores.softmax(0)
         context, combine = alpha @ values, decoder.combine
         if covered is not None:
@@ -118,7 +113,7 @@ def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tup
         if decoder.config.context_gating:
             z = x.sigmoid()
             x = z * combine.of_state(top) + (1 - z) * combine.of_context(context)
-        x = x if decoder.norm is None else normalise(x, decoder.norm.weight, decoder.norm.bias)
+        x = x if decoder.norm is None else definitions.normalise(x, decoder.norm.weight, decoder.norm.bias)
         output = x.tanh()
         outputs.append(output)
         weights.append(alpha)
@@ -127,10 +122,10 @@ def naive_row(model: Any, values: Tensor, summary: Tensor, words: Tensor) -> tup
 
 def naive_loss(model: TranslationModel) -> Tensor:
     """The loss of ``make_batch``, sentence by sentence."""
-    source, lengths, target_input, target_output = make_batch()
+    source, lengths, target_input, target_output = test_translation.make_batch()
     total = torch.zeros(()).double()
     for row, length in enumerate(lengths.tolist()):
-        steps = int((target_output[row] != PAD).sum())
+        steps = int((target_output[row] != test_translation.PAD).sum())
         one = lengths[row : row + 1]
         values, last = model.encoder(
             model.source_embedding(source[row : row + 1, :length]), one, model.implementations
@@ -143,12 +138,23 @@ def naive_loss(model: TranslationModel) -> Tensor:
     return total
 
 
+def test_an_encoder_of_one_layer_walks_over_the_words() -> None:
+    model = drawn(OPTIONS["plain"])
+    source, lengths, _, _ = test_translation.make_batch()
+    zero, weights = torch.zeros(3, 8).double(), model.encoder.upper_layers[0].weights
+    words = model.source_embedding(source)
+    values, ((last, _),) = recurrent(definitions.lstm_step, words, (weights,), ((zero, zero),), lengths)
+    found = model.encode(source, lengths)
+    torch.testing.assert_close(found.memory.values, values, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.summary, last, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("name", [pytest.param("reference", marks=pytest.mark.thorough), "recompute"])
 @EVERY
 def test_loss_and_gradients_are_those_of_the_definition(options: dict[str, Any], name: str) -> None:
     expected, model = drawn(options), drawn(options)
     model.implementations = Implementations(encoder="reference", decoder=name)
-    losses = naive_loss(expected), sum_of_losses(model)
+    losses = naive_loss(expected), test_translation.sum_of_losses(model)
     for loss in losses:
         loss.backward()
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
@@ -162,7 +168,7 @@ def test_loss_and_gradients_are_those_of_the_definition(options: dict[str, Any],
 @EVERY
 def test_rows_and_steps(options: dict[str, Any]) -> None:
     """Rows do not see each other or padding, and steps of a search are those of training."""
-    check_rows_and_steps(drawn(options))
+    test_translation.check_rows_and_steps(drawn(options))
 
 
 @pytest.mark.parametrize("variational", [False, True])
@@ -175,9 +181,9 @@ def test_dropout_draws_the_same(cell: str, variational: bool) -> None:
             {**TOGETHER, "decoder__cell": cell, "dropout": {"layers": 0.4, "variational": variational}}
         )
         model.implementations = Implementations(encoder=implementation, decoder=implementation)
-        still = sum_of_losses(model)
+        still = test_translation.sum_of_losses(model)
         torch.manual_seed(7)
-        losses.append(sum_of_losses(model.train()))
+        losses.append(test_translation.sum_of_losses(model.train()))
         assert not torch.isclose(losses[-1], still)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
 
@@ -186,7 +192,7 @@ def test_dropout_draws_the_same(cell: str, variational: bool) -> None:
 def test_hypotheses_have_their_own_coverage(name: str) -> None:
     """Rows that share a sentence, and rows whose sentences have left, continue as if each was alone."""
     model = drawn(OPTIONS[name])
-    source, lengths, target_input, _ = make_batch()
+    source, lengths, target_input, _ = test_translation.make_batch()
     steps = IncrementalModel(model)
     _, _, state = steps.step(target_input[:, 0], steps.encode(source, lengths))
     state = state.select(torch.tensor([2, 1, 2]), torch.tensor([8, 3, 6]), 3)
@@ -202,14 +208,15 @@ def test_coverage_that_nothing_reads_changes_nothing() -> None:
     plain = drawn({})
     covered = drawn({"attention__coverage": {"type": "gru", "num_hidden": 2}})
     assert covered.load_state_dict(plain.state_dict(), strict=False).missing_keys
-    assert covered.decoder.attention.coverage is not None
     nn.init.zeros_(covered.decoder.attention.coverage.key.weight)
-    losses = [sum_of_losses(model) for model in (plain, covered)]
+    losses = [test_translation.sum_of_losses(model) for model in (plain, covered)]
     torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
 
 
 def test_both_matrices_behind_a_gate_are_initialized() -> None:
     init = {"weights": "uniform", "scale": 1e-6}
-    gate: Any = make_model(make_config(decoder__context_gating=True, initialization=init)).decoder.combine
+    gate: Any = test_translation.make_model(
+        test_translation.make_config(decoder__context_gating=True, initialization=init)
+    ).decoder.combine
     for linear in (gate.of_state, gate.of_context):
         assert 0.0 < float(linear.weight.detach().abs().max()) <= 1e-6

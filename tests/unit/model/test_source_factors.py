@@ -66,7 +66,6 @@ def test_gradients_of_all_tables_and_of_the_encoder(
     weights = model.encoder.forward_layers[0].weights
     tables = model.source_embedding.weight, *(table.weight for table in model.source_factor_embeddings)
     for parameter in (*tables, weights.input):
-        assert parameter.grad is not None
         gradient = parameter.grad
         assert gradient.abs().max() > 0
         draw = torch.randn(parameter.shape, dtype=torch.float64)

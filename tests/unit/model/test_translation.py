@@ -148,47 +148,6 @@ def test_tying_needs_one_vocabulary() -> None:
         TranslationModel(make_config(weight_tying="src_trg"), 13, 14)
 
 
-def test_against_the_equations() -> None:
-    """One layer each way, additive attention and input feeding, written out word by word."""
-    model = make_model(make_config(encoder__layers=1, decoder__layers=1, encoder__bidirectional="none"))
-    source, lengths, target_input, target_output = make_batch()
-    hidden = model(source, lengths, target_input)
-
-    def cell(x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        w_x, w_h, bias = weights
-        i, f, g, o = (w_x @ x + w_h @ h + bias).split(8)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
-
-    values = dict(model.named_parameters())
-    attention = model.decoder.attention
-    assert attention.query is not None
-    assert attention.score is not None
-    zero = torch.zeros(8, dtype=torch.float64)
-    for row in range(3):
-        h, c, states = zero, zero, []
-        prefix = "encoder.upper_layers.0."
-        encoder = [values[prefix + name] for name in ("input", "hidden", "bias")]
-        for word in source[row, : lengths[row]]:
-            h, c = cell(model.source_embedding.weight[word], h, c, *encoder)
-            states.append(h)
-        keys = [
-            values["decoder.attention.key.weight"] @ s + values["decoder.attention.key.bias"] for s in states
-        ]
-        start = torch.tanh(values["decoder.start.weight"] @ h + values["decoder.start.bias"])
-        h, c, o = start[:8], start[8:], zero
-        decoder = [values["decoder.layers.0." + name] for name in ("input", "hidden", "bias")]
-        for position, word in enumerate(target_input[row, : int((target_output[row] != PAD).sum())]):
-            h, c = cell(torch.cat([model.target_embedding.weight[word], o]), h, c, *decoder)
-            query = attention.query @ h
-            scores = torch.stack([attention.score @ torch.tanh(query + key) for key in keys])
-            weights = torch.exp(scores) / torch.exp(scores).sum()
-            context = sum((w * s for w, s in zip(weights, states, strict=True)), start=zero)
-            joined = torch.cat([h, context])
-            o = torch.tanh(values["decoder.combine.weight"] @ joined + values["decoder.combine.bias"])
-            torch.testing.assert_close(hidden[row, position], o, rtol=1e-9, atol=1e-11)
-
-
 def test_parallel_decoder_against_the_equations() -> None:
     """GNMT style: the upper layer reads [h_bottom ; context], the residual adds h_bottom."""
     config = make_config(decoder__input_feeding=False, decoder__residual=True, decoder__state_init="zero")

@@ -68,10 +68,8 @@ class _Store:
 
 def test_the_line_names_who_is_gone_or_late() -> None:
     watch = _Watch(0, 3, _Store(), _Store(), 120)
-    first, late = (
-        "rank 1 (node1, process 7)",
-        "did not reach a collective operation after update 2 within 120 s",
-    )
+    first = "rank 1 (node1, process 7)"
+    late = "did not reach a collective operation after update 2 within 120 s"
     for seen, line in (
         ({0: [5, 2]}, f"{first} and rank 2 (never connected) do not answer, after update 2"),
         ({0: [5, 2], 2: [5, 3]}, f"{first} does not answer, after update 3"),

@@ -16,7 +16,7 @@ from econmt.engine.precision import Precision
 from econmt.model import Implementations
 from econmt.parallel.pipeline.costs import plan_pipeline
 from econmt.parallel.pipeline.model_parts import divided
-from econmt.parallel.pipeline.partition import Division, Link, Piece, PipelinePlan, divide
+from econmt.parallel.pipeline.partition import Link, Piece, PipelinePlan, divide
 from econmt.parallel.pipeline.plan import Action, Like, PipelinePart, Walk, actions_of, early
 from econmt.tasks.protocol import Shape, Task
 from tests.unit.parallel.pipeline_checks import PLAIN, language_model_task, translation_task
@@ -71,12 +71,6 @@ def test_no_transfer_waits_for_ever_and_receipts_begin_early(seed: int) -> None:
     parts = random_parts(seed, ranks)
     for backward in (False, True):
         assert finishes([actions_of(parts, rank, backward=backward) for rank in range(ranks)])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_receipts_begin_early_and_keep_the_order_between_two_ranks(seed: int) -> None:
-    ranks = 2 + seed % 3
-    parts = random_parts(seed, ranks)
     for rank in range(ranks):
         before = actions_of(parts, rank)
         after = early(before)
@@ -173,22 +167,6 @@ def test_equal_layers_are_divided_equally() -> None:
     assert found.homes == (0, 0, 1, 1, 2, 2, 3, 3)
     assert found.alone / found.seconds > 3.0
     assert found.text(pieces).startswith("layer 0 to layer 1 on rank 0, layer 2 to layer 3 on rank 1")
-
-
-def test_what_is_done_once_does_not_push_layers_up() -> None:
-    """What a stage spares at the end the one above it would need then."""
-    pieces = [Piece(f"layer {number}", 1.0, 0.1, 1.0, 100.0) for number in range(8)]
-    assert divide(pieces, 2, 70, Link(0.0, 0.0)).homes == (0, 0, 0, 0, 1, 1, 1, 1)
-
-
-def test_a_slow_link_leaves_all_on_one_rank() -> None:
-    pieces = [Piece(f"layer {number}", 1.0, 0.1, 1.0) for number in range(4)]
-    assert divide(pieces, 2, 10, Link(1000.0, 0.0)) == Division((0, 0, 0, 0), 1, 40.4, 40.4)
-
-
-def test_a_long_layer_has_a_rank_for_itself() -> None:
-    pieces = [Piece("long", 3.0, 0.0, 0.0), *(Piece(str(number), 1.0, 0.0, 0.0) for number in range(3))]
-    assert divide(pieces, 2, 16, Link(0.0, 0.0)).homes == (0, 1, 1, 1)
 
 
 FREE = Link(0.0, 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,7 @@ from econmt.model import Implementations
 from econmt.tasks import registry
 from econmt.tasks.protocol import Figure, Shape, Task
 from econmt.tasks.translation import TranslationTask
-from tests.unit.training.tiny import Run, metrics, snapshot, write_text
-
-MakeRun = Callable[..., Run]
+from tests.unit.training.tiny import MakeRun, Run, assert_parts_are_the_whole, metrics, write_text
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,7 @@ def test_the_trainer_learns_it(make_run: MakeRun) -> None:
 
 
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
-    make_run(name="whole").train()
-    for updates in (4, 8):
-        make_run(f"training.max_updates={updates}", name="parts").train()
-    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
-    assert found == expected
+    assert_parts_are_the_whole(make_run, ends=(4, 8))
 
 
 def test_the_ledger_and_the_estimate_account_for_it(make_run: MakeRun) -> None:

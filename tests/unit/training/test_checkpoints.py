@@ -19,6 +19,7 @@ from econmt.checkpoint.recovery import recover
 from econmt.checkpoint.tensor_files import read_metadata, read_tensors, write_tensors
 from econmt.errors import InputError, TrainingError
 from econmt.export.model_folder import export_model
+from tests.conftest import fails_with
 from tests.unit.engine.toy import assert_same_bits, parameters
 from tests.unit.training.tiny import MakeRun, Run, snapshot
 
@@ -165,10 +166,7 @@ def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.M
 
 
 def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", fails_with(OSError(95, "Operation not supported")))
     run = make_run("training.max_updates=4").trained()
     best = int(read_metadata(run.folder.best)["update"])
     assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()

@@ -85,7 +85,7 @@ def test_parameters_without_a_state_are_not_trained_over(make_run: MakeRun, lost
     ],
 )
 def test_a_folder_that_is_not_of_econmt_is_refused_and_untouched(
-    make_run: MakeRun, names: str, overwrite: bool
+    make_run: MakeRun, names: str, overwrite: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(SHORT)
     for name in names.split():
@@ -95,25 +95,15 @@ def test_a_folder_that_is_not_of_econmt_is_refused_and_untouched(
             path.mkdir()
         else:
             path.write_text("# of someone else\n")
-    write_recipe(run.folder.path.with_name("own.yaml"), run.text, run.folder.path)
+    own = run.folder.path.with_name("own.yaml")
+    write_recipe(own, run.text, run.folder.path)
     before = contents(run.folder.path)
     message = rf"^{run.folder.path}: holds .* and is no model folder of econmt; use another"
     with pytest.raises(InputError, match=message):
         go(run, overwrite_output=overwrite)
+    code, said = dry_run(capsys, own)
+    assert (code, "and is no model folder of econmt" in said) == (2, True)
     assert contents(run.folder.path) == before
-
-
-def test_a_dry_run_leaves_such_a_folder_alone_too(
-    make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    run = make_run(SHORT)
-    run.folder.path.mkdir()
-    (run.folder.path / "recipe.yaml").write_text("# of someone else\n")
-    before = contents(tmp_path)
-    code, said = dry_run(capsys, tmp_path / "run.yaml")
-    assert code == 2
-    assert "holds recipe.yaml and is no model folder of econmt" in said
-    assert contents(tmp_path) == before
 
 
 def test_a_dry_run_writes_nothing(

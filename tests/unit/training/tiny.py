@@ -126,7 +126,6 @@ class Run:
         self.console = Console(file=io.StringIO(), width=400)
 
     def prepared(self) -> PreparedData:
-        assert self.recipe.data.prepared is not None
         return prepare(self.recipe, Path(self.recipe.data.prepared), [self.text], show_progress=False)
 
     def context(self, *, resume_with_changes: bool = False) -> RunContext:
