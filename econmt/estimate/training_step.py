@@ -13,6 +13,7 @@ gates.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -129,14 +130,11 @@ def simulate(tracker: Tracker, *, in_graphs: bool) -> CachingAllocator:
     ``in_graphs``: True if the step is a CUDA graph, which has a pool of its own beside what was there before.
     """
     allocator = CachingAllocator()
-    blocks: dict[Storage, tuple[int, int]] = {}
+    sizes: Counter[Storage] = Counter()
 
     def follow(storage: Storage, size: int) -> None:
-        before, address = blocks.pop(storage, (0, 0))
-        if before + size:
-            blocks[storage] = before + size, allocator.allocate(before + size)
-        if before:
-            allocator.free(address)
+        sizes[storage] += size
+        allocator.hold(storage, sizes[storage])
 
     for storage, size in tracker.before:
         follow(storage, size)

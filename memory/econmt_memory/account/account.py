@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from econmt_memory.account import exports
 from econmt_memory.account.advice import Advice, advise
-from econmt_memory.measure.ledger import CATEGORIES, Ledger, ledger_of, summed
-from econmt_memory.measure.storages import PHASES, MemoryRecord
+from econmt_memory.measure.ledger import CATEGORIES, Ledger, kind_of, ledger_of, summed
+from econmt_memory.measure.storages import PHASES, Change
 from econmt_memory.report.ledger_tables import largest_table, ledger_data, ledger_table, peak_moment
 from econmt_memory.report.page import account_page
 from econmt_memory.report.tables import Cell, ReportTable, format_bytes, print_table, shape_text
@@ -113,7 +113,18 @@ class Account:
 
     def over_time(self, depth: int | None = None) -> list[tuple[float, str, dict[tuple[str, str], int]]]:
         """Returns the live bytes after each change: milliseconds, phase, and bytes by (category, module)."""
-        return exports.over_time(self._settled(), self._above(depth))
+        above, record = self._above(depth), self._settled()
+        phases = {begin.changes: begin.phase for begin in record.begins}
+        phase = phases.get(0, "forward")
+        live: Counter[tuple[str, str]] = Counter()
+        moments = []
+        older = [Change(0.0, *each) for each in record.start().items()]
+        for number, change in enumerate([*older, *record.changes], -len(older)):
+            phase = phases.get(number, phase)
+            category, name = kind_of(change.storage)
+            live[category, above(name)] += change.size
+            moments.append((1000.0 * change.seconds, phase, dict(+live)))
+        return moments
 
     def advice(self) -> list[Advice]:
         """Returns changes that would make room, with the bytes that they are predicted to save, largest first."""
@@ -171,14 +182,6 @@ class Account:
             writer.writerow([name, *sizes, sum(sizes), *times, ledger.operations[name]])
         return _written(text.getvalue(), path)
 
-    def to_snapshot(self, path: Path | str) -> None:
-        """Writes a snapshot for pytorch.org/memory_viz and ``torch.cuda._memory_viz``."""
-        exports.write_snapshot(self._settled(), Path(path))
-
-    def to_trace(self, path: Path | str) -> None:
-        """Writes a trace for ui.perfetto.dev and chrome://tracing, with live bytes by category as counters."""
-        Path(path).write_text(json.dumps(exports.trace(self._settled())), encoding="utf-8")
-
     def rolled_up(self, depth: int | None) -> Ledger:
         """Returns the ledger whose modules below ``depth`` levels count for those above them."""
         above, ledger = self._above(depth), self.ledger
@@ -205,7 +208,7 @@ class Account:
 
         return above
 
-    def _settled(self) -> MemoryRecord:
+    def _settled(self) -> StepFollower:
         _ = self.ledger
         return self._tracker
 

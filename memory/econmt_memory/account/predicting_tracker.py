@@ -40,7 +40,6 @@ class PredictingTracker(Tracker):
     def __init__(self, allocator: CachingAllocator | None, **settings: Any) -> None:
         super().__init__(torch.device("cpu"), **settings)  # type: ignore[no-untyped-call]
         self.allocator = allocator
-        self._blocks: dict[Storage, tuple[int, int]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -98,14 +97,4 @@ class PredictingTracker(Tracker):
         return super().find(tensor)
 
     def _allocated(self, storage: Storage, size: int) -> int:
-        if self.allocator is None:
-            return size
-        requested, address = self._blocks.get(storage, (0, -1))
-        if size != requested:
-            if size:
-                self._blocks[storage] = size, self.allocator.allocate(size)
-            else:
-                del self._blocks[storage]
-            if requested:
-                self.allocator.free(address)
-        return self.allocator.size_of(self._blocks[storage][1]) if size else 0
+        return size if self.allocator is None else self.allocator.hold(storage, size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left, insort
+from collections.abc import Hashable
 
 from econmt_memory.measure.storages import BLOCK
 
@@ -57,6 +58,7 @@ class CachingAllocator:
         self.allocated = self.peak_allocated = 0
         self.reserved = self.peak_reserved = 0
         self._used: dict[int, tuple[int, _Pool]] = {}
+        self._held: dict[Hashable, tuple[int, int]] = {}
         # Ends of free blocks by their beginnings, and the reverse.
         self._ends: dict[int, int] = {}
         self._begins: dict[int, int] = {}
@@ -92,9 +94,14 @@ class CachingAllocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return begin
 
-    def size_of(self, begin: int) -> int:
-        """Returns the bytes of the block at an address, which may be larger than what was requested."""
-        return self._used[begin][0] - begin
+    def hold(self, key: Hashable, size: int) -> int:
+        """Replaces the block of a key by one of ``size`` bytes, or by none; returns its bytes, which may be more."""
+        requested, begin = self._held.pop(key, (0, 0))
+        if size:
+            self._held[key] = size, begin if size == requested else self.allocate(size)
+        if requested not in (0, size):
+            self.free(begin)
+        return self._used[self._held[key][1]][0] - self._held[key][1] if size else 0
 
     def free(self, begin: int) -> None:
         """Frees the bytes that :meth:`allocate` has allocated at an address."""

@@ -11,12 +11,6 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def _seeds(query: Tensor, on_device: bool) -> tuple[Tensor, Tensor]:
-    """Returns the states of the random numbers; those on the CPU take no memory of the GPU."""
-    size = 1 if on_device else 0
-    return query.new_empty(size, dtype=torch.int64), query.new_empty(size, dtype=torch.int64)
-
-
 def _by_position(query: Tensor, width: int) -> Tensor:
     """Creates an output (B, H, T, D) that is contiguous as (B, T, H, D)."""
     rows, heads, steps = query.shape[:3]
@@ -30,7 +24,8 @@ def _efficient_attention(
     rows, heads, steps = query.shape[:3]
     outputs = _by_position(query, value.shape[-1])
     sums = query.new_empty(rows, heads, -(-steps // 32) * 32 if keeps else 0, dtype=torch.float32)
-    return outputs, sums, *_seeds(query, False)
+    seeds = [query.new_empty(0, dtype=torch.int64) for _ in range(2)]  # on the CPU
+    return outputs, sums, seeds[0], seeds[1]
 
 
 def _efficient_attention_backward(
@@ -51,13 +46,16 @@ def _efficient_attention_backward(
     return results[0], results[1], results[2], None
 
 
+def _with_seeds(query: Tensor, key: Tensor, outputs: Tensor, sums: Tensor) -> tuple[Any, ...]:
+    """Returns results with the states of the random numbers and an empty mask."""
+    seeds = [query.new_empty(1, dtype=torch.int64) for _ in range(2)]
+    return outputs, sums, None, None, query.shape[2], key.shape[2], *seeds, query.new_empty(0)
+
+
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     """Keeps the logarithm of each row's sum (transformers/cuda/flash_attn/flash_api.cpp, mha_fwd)."""
-    rows, heads, steps = query.shape[:3]
     outputs = _by_position(query, value.shape[-1])
-    sums = query.new_empty(rows, heads, steps, dtype=torch.float32)
-    nothing = query.new_empty(0)
-    return outputs, sums, None, None, steps, key.shape[2], *_seeds(query, True), nothing
+    return _with_seeds(query, key, outputs, query.new_empty(query.shape[:3], dtype=torch.float32))
 
 
 def _flash_attention_backward(
@@ -80,8 +78,7 @@ def _cudnn_attention(
     """Keeps the logarithm of each row's sum (cudnn/MHA.cpp)."""
     outputs = torch.empty_like(query) if query.shape == value.shape else _by_position(query, value.shape[-1])
     sums = query.new_empty(*query.shape[:3], 1, dtype=torch.float32) if keeps else query.new_empty(0)
-    nothing = query.new_empty(0)
-    return outputs, sums, None, None, query.shape[2], key.shape[2], *_seeds(query, True), nothing
+    return _with_seeds(query, key, outputs, sums)
 
 
 def _cudnn_attention_backward(

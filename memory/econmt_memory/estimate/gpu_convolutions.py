@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from econmt_memory.estimate.allocator import round_up
 
@@ -34,7 +35,7 @@ def _limited(size: int) -> int:
 
 def _copy(tensor: Tensor, channels: int = 1) -> int:
     """Returns the bytes of a copy with the channels last; 0 if they are last already."""
-    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.stride(1) == 1:
+    if suggest_memory_format(tensor) is torch.channels_last:
         return 0
     count, width = tensor.shape[channels], tensor.element_size()
     return tensor.numel() // count * round_up(count, 16 // width) * width

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 
@@ -54,17 +55,8 @@ def batch_norm(
     )
     if not in_cudnn:
         return _composite(aten.batch_norm.default, inputs, weight, bias, mean, *settings)  # type: ignore[no-any-return]
-    layout = torch.channels_last if _is_channels_last(inputs) else torch.contiguous_format
-    inputs = inputs.contiguous(memory_format=layout)
+    inputs = inputs.contiguous(memory_format=suggest_memory_format(inputs))
     return aten.cudnn_batch_norm(inputs, weight, bias, mean, variance, training, momentum, eps)[0]  # type: ignore[no-any-return]
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    return (
-        tensor.dim() == 4
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-    )
 
 
 def attention_backend(
@@ -128,6 +120,8 @@ def attention(
 ) -> Tensor:
     """Computes scaled dot product attention by the kernel that a GPU takes (transformers/attention.cpp)."""
     backend = attention_backend(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    width = value.shape[-1]
+    trains = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         bias = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = bias.masked_fill_(attn_mask.logical_not(), float("-inf"))
@@ -135,33 +129,30 @@ def attention(
         results = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )
-        return results[0]  # type: ignore[no-any-return]
-    trains = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-    if backend == "flash":
-        size = query.shape[-1]
-        scale = size**-0.5 if scale is None else scale
-        if size % 8:
+    elif backend == "flash":
+        scale = width**-0.5 if scale is None else scale
+        if width % 8:
             query, key, value = (
-                torch.nn.functional.pad(each, (0, -size % 8)) for each in (query, key, value)
+                torch.nn.functional.pad(each, (0, -width % 8)) for each in (query, key, value)
             )
         results = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
-        return results[0][..., :size] if size % 8 else results[0]  # type: ignore[no-any-return]
-    if backend == "cudnn":
+    elif backend == "cudnn":
         results = aten._scaled_dot_product_cudnn_attention(
             query, key, value, attn_mask, trains, dropout_p, is_causal, False, scale=scale
         )
-        return results[0]  # type: ignore[no-any-return]
-    if attn_mask is not None:
-        if attn_mask.stride(-1) != 1 or any(step % 8 for step in attn_mask.stride()[:-1]):
-            width = attn_mask.shape[-1]
-            attn_mask = torch.nn.functional.pad(attn_mask, (0, 8 - width % 8))[..., :width]
-        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
-    results = aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
-    )
-    return results[0]  # type: ignore[no-any-return]
+    else:
+        if attn_mask is not None:
+            if attn_mask.stride(-1) != 1 or any(step % 8 for step in attn_mask.stride()[:-1]):
+                steps = attn_mask.shape[-1]
+                attn_mask = torch.nn.functional.pad(attn_mask, (0, 8 - steps % 8))[..., :steps]
+            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+        results = aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
+        )
+    outputs: Tensor = results[0]
+    return outputs if outputs.shape[-1] == width else outputs[..., :width]
 
 
 def _cudnn_rnn(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from econmt_memory.estimate.allocator import cublas_workspace, round_up
 from econmt_memory.estimate.cpu_workspaces import has_rows
@@ -26,13 +27,16 @@ from econmt_memory.measure.storages import BLOCK
 aten = torch.ops.aten
 
 
-def _layer_norm(
-    inputs: Tensor, shape: Sequence[int], _weight: Tensor | None, _bias: Tensor | None, _eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _layer_norm(inputs: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Keeps mean and deviation in float32 (cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
-    outer = list(inputs.shape[: inputs.dim() - len(shape)]) + [1] * len(shape)
+    return normalized(inputs, shape, _accumulated(inputs))
+
+
+def normalized(inputs: Tensor, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the results of a layer normalization, whose mean and deviation have a type."""
+    outer = inputs.shape[: inputs.dim() - len(shape)] + (1,) * len(shape)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    mean, deviation = (inputs.new_empty(outer, dtype=_accumulated(inputs)) for _ in range(2))
+    mean, deviation = (inputs.new_empty(outer, dtype=dtype) for _ in range(2))
     return outputs, mean, deviation
 
 
@@ -53,8 +57,7 @@ def _cudnn_batch_norm(
 def _cudnn_batch_norm_backward(
     inputs: Tensor, gradient: Tensor, weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layout = torch.contiguous_format if inputs.is_contiguous() else torch.channels_last
-    gradient = gradient.contiguous(memory_format=layout)
+    gradient = gradient.contiguous(memory_format=suggest_memory_format(inputs))
     return torch.empty_like(inputs), torch.empty_like(weight), torch.empty_like(weight)
 
 

@@ -22,7 +22,7 @@ class _Recurrent:
 
     def __init__(self, inputs: Tensor, settings: Sequence[Any]) -> None:
         mode, hidden, projected, layers, batch_first, _, self.trains, bidirectional, sizes, _ = settings
-        self.packed, self.batch_first = bool(sizes), batch_first
+        self.batch_first = batch_first and not sizes
         if sizes:
             self.steps, self.batch = len(sizes), sizes[0]
         else:
@@ -68,14 +68,14 @@ class _Recurrent:
 def _cudnn_rnn(inputs: Tensor, _weights: list[Tensor], _: int, *others: Any) -> tuple[Tensor, ...]:
     buffer, h, c, *settings = others
     sizes, width = _Recurrent(inputs, settings), inputs.element_size()
-    inputs = _time_first(inputs, sizes.batch_first and not sizes.packed)
+    inputs = _time_first(inputs, sizes.batch_first)
     outputs = inputs.new_empty(*inputs.shape[:-1], sizes.directions * sizes.outputs)
     last_h = torch.empty_like(h)
     last_c = h.new_empty(0) if c is None else torch.empty_like(c)
     workspace = inputs.new_empty(sizes.workspace(width), dtype=torch.uint8)
     reserve = inputs.new_empty(sizes.reserve(width) if sizes.trains else 0, dtype=torch.uint8)
     del workspace
-    if sizes.batch_first and not sizes.packed:
+    if sizes.batch_first:
         outputs = outputs.transpose(0, 1)
     return outputs, last_h, last_c, reserve, buffer
 
@@ -85,25 +85,24 @@ def _cudnn_rnn_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
     outputs, gradient, dh, dc, *settings = others
     sizes, width = _Recurrent(inputs, settings[:-2]), inputs.element_size()
-    first = sizes.batch_first and not sizes.packed
     gradient = torch.zeros_like(outputs) if gradient is None else gradient
     dh = torch.zeros_like(h) if dh is None else dh
     dc = torch.zeros_like(c) if dc is None and c is not None else dc
-    read, incoming = _time_first(inputs, first), _time_first(gradient, first)
+    read, incoming = _time_first(inputs, sizes.batch_first), _time_first(gradient, sizes.batch_first)
     result, before_h = torch.empty_like(read), torch.empty_like(h)
     before_c = None if c is None else torch.empty_like(c)
     workspace = inputs.new_empty(sizes.workspace(width), dtype=torch.uint8)
     del workspace, read, incoming
     parts: list[Tensor] = []
     if settings[-1][3]:
-        read = _time_first(inputs, first)
+        read = _time_first(inputs, sizes.batch_first)
         flat = inputs.new_zeros(sum(weight.numel() for weight in weights))
         workspace = inputs.new_empty(sizes.workspace(width), dtype=torch.uint8)
         del workspace, read
         for weight in weights:
             begin = sum(part.numel() for part in parts)
             parts.append(flat[begin : begin + weight.numel()].view(weight.shape))
-    return result.transpose(0, 1) if first else result, before_h, before_c, parts
+    return result.transpose(0, 1) if sizes.batch_first else result, before_h, before_c, parts
 
 
 def _lstm_cell(gates: Tensor, _more: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:

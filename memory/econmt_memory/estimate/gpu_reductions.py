@@ -106,19 +106,14 @@ def _output_vector(kept: list[tuple[int, int]], reduced: list[tuple[int, int]]) 
     return vector
 
 
-def reduction(inputs: Tensor, dims: Any = None, *_: Any, **__: Any) -> int:
-    """Returns the bytes that a sum, mean or norm needs besides its result."""
-    listed = [dims] if isinstance(dims, int) else dims
-    return sum(round_up(size, BLOCK) for size in reduction_buffers(inputs, listed))
+def reduction(inputs: Tensor, *settings: Any, **_: Any) -> int:
+    """Returns the bytes that a sum, mean or norm of dimensions, which are a list, needs besides its result."""
+    dims = next((each for each in settings if isinstance(each, list)), None)
+    return sum(round_up(size, BLOCK) for size in reduction_buffers(inputs, dims))
 
 
-def norm(inputs: Tensor, _order: Any = 2, dims: Any = None, *_: Any, **__: Any) -> int:
-    """Returns the bytes that `torch.linalg.vector_norm` needs besides its result."""
-    return reduction(inputs, dims)
-
-
-REDUCTIONS: dict[Any, Callable[..., int]] = {
-    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), reduction),
-    aten.linalg_vector_norm.default: norm,
-}
+_REDUCTIONS = (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
+REDUCTIONS: dict[Any, Callable[..., int]] = dict.fromkeys(
+    (*_REDUCTIONS, aten.linalg_vector_norm.default), reduction
+)
 """Bytes by operator."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,14 +48,11 @@ def accumulate_once() -> None:
     (values.sin() + values.cos()).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _add_sparse(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+def _add_sparse(left: Tensor, right: Tensor | float, *, in_place: bool = False, **_: Any) -> Any:
     """Adds a sparse gradient to a dense one, which fake tensors do not support."""
-    is_sparse = isinstance(right, Tensor) and right.is_sparse and not left.is_sparse
-    return torch.empty_like(left) if is_sparse else NotImplemented
-
-
-def _add_sparse_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    return NotImplemented if _add_sparse(left, right) is NotImplemented else left
+    if not isinstance(right, Tensor) or not right.is_sparse or left.is_sparse:
+        return NotImplemented
+    return left if in_place else torch.empty_like(left)
 
 
 IN_PLACE: dict[Any, Any] = {
@@ -79,6 +77,6 @@ def _into_zeros(zeros: Tensor, *_: Any, **__: Any) -> Any:
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(IN_PLACE, _into_zeros),
     aten.add.Tensor: _add_sparse,
-    aten.add_.Tensor: _add_sparse_in_place,
+    aten.add_.Tensor: partial(_add_sparse, in_place=True),
 }
 """Replacements by operator."""

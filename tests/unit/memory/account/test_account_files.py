@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.cuda import _memory_viz
 
 from econmt import memory
 from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
-from econmt_memory.account.exports import over_time, trace, write_snapshot
-from econmt_memory.measure.ledger import CATEGORIES, Ledger, TensorAtPeak
+from econmt_memory.measure.ledger import Ledger, TensorAtPeak
 from econmt_memory.measure.storages import Beginning, Change, MemoryRecord, Storage
 from tests.conftest import ROOT
 from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss, tracked
@@ -45,38 +42,6 @@ def account() -> memory.Account:
     return tracked(gpt())
 
 
-def test_a_snapshot_opens_in_pytorchs_viewer(account: memory.Account, tmp_path: Path) -> None:
-    import pickle
-
-    path = tmp_path / "snapshot.pickle"
-    account.to_snapshot(path)
-    snapshot = pickle.loads(path.read_bytes())
-    live = peak = 0
-    for event in snapshot["device_traces"][0]:
-        live += {"alloc": event["size"], "free_completed": -event["size"]}.get(event["action"], 0)
-        peak = max(peak, live)
-    assert peak == account.peak_bytes
-    assert live == sum(segment["allocated_size"] for segment in snapshot["segments"])
-    assert _memory_viz.calc_active(snapshot["segments"][0]) == snapshot["segments"][0]["total_size"]
-    assert f"segments: {len(snapshot['segments'])}\n" in _memory_viz.segsum(snapshot)
-    assert "MemoryViz.js" in _memory_viz.segment_plot(snapshot)
-    assert "= seg_0[0:" in _memory_viz.trace(snapshot)
-    assert "MemoryViz.js" in _memory_viz.trace_plot(snapshot)
-
-
-def test_a_storage_that_grows_moves_in_a_snapshot(tmp_path: Path) -> None:
-    import pickle
-
-    record, storage = MemoryRecord(torch.device("cpu")), Storage(0, (), torch.uint8, "resize_", "m", 0)
-    record.changes = [
-        Change(float(second), storage, size) for second, size in enumerate((100, 50, -30, -120))
-    ]
-    write_snapshot(record, tmp_path / "snapshot")
-    (events,) = pickle.loads((tmp_path / "snapshot").read_bytes())["device_traces"]
-    found = [(event["action"], event["size"]) for event in events if event["action"] != "free_requested"]
-    assert found == [(action, size) for size in (100, 150, 120) for action in ("alloc", "free_completed")]
-
-
 def test_live_bytes_over_time() -> None:
     """Beside a storage that is known at the start there are two bytes of which nothing else is known."""
     record = MemoryRecord(torch.device("cpu"))
@@ -85,8 +50,10 @@ def test_live_bytes_over_time() -> None:
     record.begins = [Beginning("forward", 0.0, 0), Beginning("backward", 2.0, 1)]
     sizes = (1.0, new, 10), (2.0, new, -4), (3.0, old, -5), (4.0, new, 9)
     record.changes = [Change(*each) for each in sizes]
-    other, workspace = ("other", "OTHER"), ("workspace", "M")
-    assert over_time(record, str.upper) == [
+    other, workspace = ("other", "outside of modules"), ("workspace", "m")
+    account = memory.Account(record)  # type: ignore[arg-type]
+    account.ledger = Ledger()
+    assert account.over_time() == [
         (0.0, "forward", {other: 2}),
         (0.0, "forward", {other: 7}),
         (1000.0, "forward", {other: 7, workspace: 10}),
@@ -95,32 +62,6 @@ def test_live_bytes_over_time() -> None:
         (4000.0, "backward", {other: 2, workspace: 15}),
     ]
     assert record.peak() == (17, 1), "the first of equals"
-    counters = [event["args"] for event in trace(record)["traceEvents"] if event["ph"] == "C"]
-    assert [each["other"] for each in counters] == [2, 7, 7, 7, 2, 2]
-
-
-def test_a_trace_has_counters_in_order(account: memory.Account, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    account.to_trace(path)
-    events = json.loads(path.read_text())["traceEvents"]
-    counters = [event for event in events if event["ph"] == "C"]
-    sums = [sum(event["args"].values()) for event in counters]
-    assert max(sums) == account.peak_bytes
-    assert sums == [sum(sizes.values()) for _, _, sizes in account.over_time()]
-    assert {*counters[0]["args"]} == set(CATEGORIES)
-    stamps = [event["ts"] for event in counters]
-    assert stamps == sorted(stamps)
-    slices = [event for event in events if event["ph"] == "X"]
-    assert [event["name"] for event in slices if event["tid"] == 0] == ["forward", "backward", "optimizer"]
-    assert {"blocks.0.up", "head"} <= {event["name"] for event in slices if event["tid"] == 1}
-    assert all(event["dur"] >= 0 for event in slices)
-    modules, operators = ([event for event in slices if event["tid"] == row] for row in (1, 2))
-    for each in operators:
-        end = each["ts"] + each["dur"] - 1e-3
-        assert any(
-            of["name"] == each["args"]["module"] and of["ts"] <= each["ts"] and end <= of["ts"] + of["dur"]
-            for of in modules
-        )
 
 
 def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) -> None:
@@ -300,7 +241,7 @@ def test_the_examples_of_the_memory_account(
     for number, block in enumerate(blocks("docs/memory-account.md")):
         exec(compile(block, f"block {number} of memory-account.md", "exec"), names)
     assert number == 4
-    files = {"page.html", "modules.csv", "before.json", "trace.json", "snapshot.pickle"}
+    files = {"page.html", "modules.csv", "before.json"}
     assert {path.name for path in tmp_path.iterdir()} == files
     printed = capsys.readouterr().out
     assert "where the bytes of a training step went" in printed

@@ -327,8 +327,7 @@ def test_an_account_of_a_process_of_its_own_is_whole_and_errors_are_one_line(tmp
     for what in (memory.Account.advice, memory.Account.tables, memory.Account.by_module):
         assert what(there) == what(here)
     assert [sizes for *_, sizes in there.over_time()] == [sizes for *_, sizes in here.over_time()]
-    for name in ("to_snapshot", "to_trace", "save"):
-        getattr(there, name)(tmp_path / name)
+    there.save(tmp_path / "page.html")
 
     def fails() -> None:
         raise RuntimeError("first\nsecond")
