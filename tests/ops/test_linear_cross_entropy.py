@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from econmt_ops import linear_cross_entropy
 from econmt_ops.linear_cross_entropy import recompute
-from tests.ops.helpers import Make, assert_same_function, each_implementation, to
+from tests.ops.helpers import Make, assert_same_function, each_implementation, to, values_and_gradients
 
 pytestmark = each_implementation("linear_cross_entropy")
 REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
