@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2185,
     "ops": 23348,
     "scripts": 14988,
-    "tests": 55620,
+    "tests": 55531,
 }
 """Lines of Python below each folder; they may only fall."""
 
