@@ -254,7 +254,7 @@ def test_doctor_on_a_gpu_before_ampere(call: Call, play_gpu: PlayGPU, capability
 def test_the_doctor_knows_the_extras_and_packages_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert set(EXTRAS) == set(extras) - {"docs", "test"}
+    assert set(EXTRAS) == set(extras) - {"docs", "test", "web"}
 
     def names(requirements: list[str]) -> list[str]:
         return [re.split("[>=<]", each)[0].replace("-", "_") for each in requirements]

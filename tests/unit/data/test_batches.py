@@ -23,10 +23,8 @@ from econmt.data.batching.pair_flops import PairFlops
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.batching.token_store import TokenStore
 from econmt.data.text.vocabulary import BOS, EOS, PAD
-from tests.unit.data.conftest import store_of
+from tests.unit.data.conftest import random_lengths, store_of
 
-MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
-RandomLengths = Callable[..., list[tuple[int, int]]]
 SENTENCES = BatchSize(type="sentence", size=4)
 WORDS = BatchSize(type="word", size=60)
 DERIVED = Derived(3, PairFlops(2, 5, 1))
@@ -72,12 +70,12 @@ def same(first: Batch, second: Batch) -> bool:
 
 
 @pytest.fixture
-def store(tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths) -> TokenStore:
-    return make_store(tmp_path, random_lengths(150))
+def store(tmp_path: Path) -> TokenStore:
+    return store_of(tmp_path, random_lengths(150))
 
 
 def check_batch(batch: Batch, lengths: Sequence[tuple[int, int]]) -> None:
-    """Every tensor against the ids that ``make_store`` writes."""
+    """Every tensor against the ids that ``store_of`` writes."""
     for row, index in enumerate(batch.indices.tolist()):
         source, target = (
             [begin + 100 * index + place for place in range(length)]
@@ -153,16 +151,13 @@ def test_restored_in_the_middle_it_goes_on_the_same(
         assert all(same(next(again), next(stream)) for _ in range(2 * stream.batches_per_epoch))
 
 
-def test_another_seed_gives_another_order(store: TokenStore) -> None:
-    assert pairs_of(epoch_of(iterator(store, seed=1))) != pairs_of(epoch_of(iterator(store, seed=2)))
-
-
-def test_each_epoch_has_other_batches_not_only_another_order_of_them(store: TokenStore) -> None:
+def test_each_epoch_and_seed_has_other_batches_not_only_another_order_of_them(store: TokenStore) -> None:
     stream = iterator(store)
     first, second = epoch_of(stream), epoch_of(stream)
     together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
     assert len(together[0] & together[1]) < len(first) // 2
     assert pairs_of(first) != pairs_of(second)
+    assert pairs_of(first) != pairs_of(epoch_of(iterator(store, seed=2)))
 
 
 def test_short_and_long_batches_are_mixed_anew_in_each_epoch(store: TokenStore) -> None:
@@ -181,8 +176,8 @@ def test_a_share_may_have_more_rows_than_it_needs(store: TokenStore) -> None:
     assert batch.share(0, 1) is batch
 
 
-def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path, make_store: MakeStore) -> None:
-    store = make_store(tmp_path, [(3, 4)])
+def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [(3, 4)])
     batch = next(iterator(store)).share(1, 2)
     assert batch.indices.tolist() == [-1]
     assert (batch.target_tokens, batch.source_tokens) == (0, 0)
@@ -195,21 +190,19 @@ def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path, make_
 
 @pytest.mark.parametrize(("size", "rule", "rows"), [(8, 4, {8: 15}), (7, DERIVED, {7: 17, 1: 1})], ids=str)
 def test_remainders_share_batches(
-    tmp_path: Path, make_store: MakeStore, size: int, rule: int | Derived, rows: dict[int, int]
+    tmp_path: Path, size: int, rule: int | Derived, rows: dict[int, int]
 ) -> None:
     lengths = [(length, length) for length in range(1, 25) for _ in range(5)]
-    stream = iterator(make_store(tmp_path, lengths), sentences(size), rule=rule)
+    stream = iterator(store_of(tmp_path, lengths), sentences(size), rule=rule)
     assert Counter(len(batch.indices) for batch in epoch_of(stream)) == rows
 
 
 @pytest.mark.parametrize("batch", [SENTENCES, WORDS])
-def test_many_derived_shapes_hold_all_pairs_in_full_batches(
-    tmp_path: Path, make_store: MakeStore, batch: BatchSize
-) -> None:
+def test_many_derived_shapes_hold_all_pairs_in_full_batches(tmp_path: Path, batch: BatchSize) -> None:
     draw = np.random.default_rng(1)
     target = draw.integers(1, 30, 2000)
     source = np.clip(target + draw.integers(-8, 9, 2000), 1, 30)
-    store = make_store(tmp_path, list(zip(source.tolist(), target.tolist(), strict=True)))
+    store = store_of(tmp_path, list(zip(source.tolist(), target.tolist(), strict=True)))
     stream = iterator(store, batch, rule=Derived(60, PairFlops(1, 2, 0), price=20))
     shapes = {shape[:2]: shape.rows for shape in stream.shapes()}
     assert len(shapes) > 40
@@ -254,7 +247,7 @@ def test_to_moves_every_tensor(store: TokenStore) -> None:
 
 
 class TestValidBatches:
-    def test_each_pair_once_without_waste(self, store: TokenStore, random_lengths: RandomLengths) -> None:
+    def test_each_pair_once_without_waste(self, store: TokenStore) -> None:
         batches = list(valid_batches(store, 16))
         assert sorted(pairs_of(batches)) == list(range(150))
         assert [len(batch.indices) for batch in batches] == [16] * 9 + [6]
@@ -263,13 +256,13 @@ class TestValidBatches:
             assert batch.source.shape[1] == int(batch.source_lengths.max())
             assert batch.target_output.shape[1] == int(batch.target_lengths.max())
 
-    def test_pairs_with_an_empty_side(self, tmp_path: Path, make_store: MakeStore) -> None:
-        (batch,) = valid_batches(make_store(tmp_path, [(0, 2), (3, 0)]), 4)
+    def test_pairs_with_an_empty_side(self, tmp_path: Path) -> None:
+        (batch,) = valid_batches(store_of(tmp_path, [(0, 2), (3, 0)]), 4)
         assert batch.source_lengths.tolist() == [4, 1]
         assert batch.target_output.tolist() == [[EOS, PAD, PAD], [500_000, 500_001, EOS]]
 
-    def test_pairs_that_are_too_long_are_left_out(self, tmp_path: Path, make_store: MakeStore) -> None:
-        store = make_store(tmp_path, [(3, 2), (2, 9), (9, 2), (4, 4)])
+    def test_pairs_that_are_too_long_are_left_out(self, tmp_path: Path) -> None:
+        store = store_of(tmp_path, [(3, 2), (2, 9), (9, 2), (4, 4)])
         assert sorted(pairs_of(valid_batches(store, 4, 4))) == [0, 3]
         assert sorted(pairs_of(valid_batches(store, 1))) == [0, 1, 2, 3]
 
@@ -354,10 +347,8 @@ class TestDropout:
         assert all(same(next(again), next(stream)) for _ in range(5))
 
 
-def test_split_gives_the_fewest_even_parts_of_the_same_rows(
-    tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths
-) -> None:
-    (batch,) = epoch_of(iterator(make_store(tmp_path, random_lengths(11)), sentences(11)))
+def test_split_gives_the_fewest_even_parts_of_the_same_rows(tmp_path: Path) -> None:
+    (batch,) = epoch_of(iterator(store_of(tmp_path, random_lengths(11)), sentences(11)))
     assert len(batch.indices) == 11
     parts_of = {11: [11], 20: [11], 10: [6, 5], 4: [4, 4, 3], 3: [3, 3, 3, 2], 1: [1] * 11}
     for rows, sizes in parts_of.items():
@@ -376,12 +367,12 @@ def test_split_gives_the_fewest_even_parts_of_the_same_rows(
     assert same(batch.first(11), batch.first(99))
 
 
-def test_a_row_that_stands_in_has_no_tokens_after_a_split(tmp_path: Path, make_store: MakeStore) -> None:
-    (whole,) = epoch_of(iterator(make_store(tmp_path, [(3, 3)])))
+def test_a_row_that_stands_in_has_no_tokens_after_a_split(tmp_path: Path) -> None:
+    (whole,) = epoch_of(iterator(store_of(tmp_path, [(3, 3)])))
     batch = whole.share(1, 2)
     for part in (*batch.split(1), batch.first(1)):
         assert (part.source_tokens, part.target_tokens) == (0, 0)
-    (three,) = epoch_of(iterator(make_store(tmp_path, [(3, 2)] * 3)))
+    (three,) = epoch_of(iterator(store_of(tmp_path, [(3, 2)] * 3)))
     found = [(part.source_tokens, part.target_tokens) for part in three.share(1, 2).split(1)]
     assert found == [(4, 3), (0, 0)]
 
@@ -400,14 +391,12 @@ def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize) -> Non
         assert (len(batch.indices), *shape_of(batch)) == (rows, source, target)
 
 
-def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(
-    tmp_path: Path, make_store: MakeStore
-) -> None:
+def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
     source = draw.integers(1, 40, 3000)
     target = np.maximum(source + draw.integers(-2, 3, 3000), 1)
     lengths = list(zip(source.tolist(), target.tolist(), strict=True))
-    stream = iterator(make_store(tmp_path, lengths), sentences(16), rule=DERIVED)
+    stream = iterator(store_of(tmp_path, lengths), sentences(16), rule=DERIVED)
     first, second = epoch_of(stream), epoch_of(stream)
     together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
     assert len(together[0] & together[1]) < len(first) // 50
@@ -421,11 +410,9 @@ def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(
     assert real / sum(batch.source.numel() + batch.target_output.numel() for batch in trimmed) > 0.95
 
 
-def test_trimmed_is_the_same_pairs_without_columns_of_padding(
-    tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths
-) -> None:
+def test_trimmed_is_the_same_pairs_without_columns_of_padding(tmp_path: Path) -> None:
     lengths = random_lengths(40)
-    stream = iterator(make_store(tmp_path, lengths), sentences(5), rule=16)
+    stream = iterator(store_of(tmp_path, lengths), sentences(5), rule=16)
     for batch in epoch_of(stream):
         cut = batch.trimmed()
         check_batch(cut, lengths)

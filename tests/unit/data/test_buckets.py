@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.buckets import Buckets, assign_buckets, bucket_table, count_lengths, round_up
 from econmt.data.batching.epochs import EpochTable, plan_epoch
 from econmt.data.batching.pair_flops import PairFlops
-from econmt.data.batching.token_store import TokenStore
+from tests.unit.data.conftest import random_lengths, store_of
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)
 
@@ -207,7 +206,6 @@ def test_what_remains_goes_to_the_next_bucket_with_room() -> None:
     assert table.windows.tolist() == [[0, 4, 4], [4, 8, 4], [10, 14, 4], [16, 21, 4]]
 
 
-MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 WORK = PairFlops(2, 5, 1)
 SIZES = [BatchSize(type="sentence", size=7), BatchSize(type="word", size=60)]
 
@@ -222,12 +220,10 @@ def test_of_one_batch() -> None:
 @pytest.mark.parametrize("rule", [4, Derived(4, WORK)])
 def test_of_an_epoch(
     tmp_path: Path,
-    make_store: MakeStore,
-    random_lengths: Callable[..., list[tuple[int, int]]],
     size: BatchSize,
     rule: int | Derived,
 ) -> None:
-    store = make_store(tmp_path, random_lengths(150))
+    store = store_of(tmp_path, random_lengths(150))
     stream = BatchIterator(store, size, rule, 1, max_length=60)
     batches = [next(stream) for _ in range(stream.batches_per_epoch)]
 

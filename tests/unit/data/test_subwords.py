@@ -58,12 +58,9 @@ def test_ids_of_the_special_tokens(joint: Vocabularies) -> None:
     assert tuple(joint.source.tokens([PAD, UNK, BOS, EOS])) == SPECIAL_TOKENS
 
 
-def test_joint_is_one_object(joint: Vocabularies) -> None:
+def test_many_is_one_by_one(joint: Vocabularies) -> None:
     assert joint.source is joint.target
     assert joint.source.size <= 120
-
-
-def test_many_is_one_by_one(joint: Vocabularies) -> None:
     texts = [text for pair in PAIRS[:3] for text in pair] + ["", "unseen 漢"]
     assert joint.source.encode_many(texts) == [joint.source.encode(text) for text in texts]
     assert joint.source.encode_many([]) == []

@@ -108,23 +108,18 @@ def test_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "allowed"), [("float32", False), ("tf32", True), ("bfloat16", True), ("float16", True)]
 )
-def test_a_name_says_how_float32_products_are_made(name: str, allowed: bool) -> None:
+def test_a_name_says_in_which_type_and_how_float32_products_are_made(name: str, allowed: bool) -> None:
     libraries = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [library.allow_tf32 for library in libraries]
-    found = precision_of(name, CPU)
+    found, product = precision_of(name, CPU), torch.ones(2, 2)
     assert found.name == name
+    with found.autocast(CPU):
+        assert (product @ product).dtype == found.dtype
     with found.products(torch.device("cuda")):
         assert [library.allow_tf32 for library in libraries] == [allowed] * 2
     assert [library.allow_tf32 for library in libraries] == before
     with found.products(CPU):
         assert [library.allow_tf32 for library in libraries] == before
-
-
-def test_products_have_the_dtype() -> None:
-    product = torch.ones(2, 2)
-    for found in (Precision(), Precision(torch.bfloat16), Precision(torch.float16)):
-        with found.autocast(CPU):
-            assert (product @ product).dtype == found.dtype
 
 
 def test_models_together_have_the_precision_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
