@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from scripts.bench.compare.turns import (
     train_in_turns,
 )
 from scripts.tests.conftest import Measured
-from tests.conftest import PATIENCE, SOURCES
+from tests.conftest import PATIENCE
 
 READING = TOOLKITS["plain"]().reading
 # A toolkit of which each update has 100 target tokens; it writes down its process.
@@ -237,50 +236,6 @@ def test_all_are_killed_if_anything_raises(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train_in_turns({"a": trainee(tmp_path, "a"), "b": broken}, seconds=9.0, turn=0.01)
     assert all(is_dead(int((tmp_path / name).read_text())) for name in "ab")
-
-
-RUNNER = """\
-import signal, sys
-from pathlib import Path
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would we
-from scripts.tests import test_compare_turns as fakes
-from scripts.bench.compare.turns import train_in_turns
-folder = Path(sys.argv[1])
-train_in_turns({name: fakes.trainee(folder, name) for name in "ab"}, seconds=1e6, turn=0.02)
-"""
-
-
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lets two take turns for ever."""
-    environment = {**os.environ, "PYTHONPATH": SOURCES}
-    with subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(tmp_path)],
-        env=environment,
-        cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        yield process
-        process.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_stopped_is_left_behind_however_the_run_ends(
-    runner: subprocess.Popen[bytes], tmp_path: Path, how: signal.Signals
-) -> None:
-    places = [tmp_path / name for name in "ab"]
-    until(lambda: all(place.exists() and place.read_text() for place in places))
-    processes = [int(place.read_text()) for place in places]
-    try:
-        until(lambda: any(state(process) == "T" for process in processes))
-        runner.send_signal(how)
-        runner.wait(PATIENCE)
-        until(lambda: all(is_dead(process) for process in processes))
-    finally:
-        for process in processes:
-            if not is_dead(process):
-                os.kill(process, signal.SIGKILL)
 
 
 class FakeToolkit(Toolkit):
