@@ -5,9 +5,8 @@
     python -m scripts.bench options --device cuda --only gru coverage       # rows whose names contain a word
 
 Rows are every shipped recipe, and multi30k with each option alone. "reference" keeps what autograd keeps, "auto" is
-what users get; on a GPU "plain" is `scripts.bench.plain_model`, an LSTM with additive attention of the same sizes,
-where there is input feeding. Columns: target tokens a second, in turns; the ratio of auto and reference; and on a GPU
-their peaks of allocated memory in MB (10^6 bytes). A row that fails prints a line below the table.
+what users get; on a GPU "plain" is `scripts.bench.plain_model`, an LSTM with additive attention of the same sizes. In
+columns: target tokens a second, in turns, and on a GPU peaks of allocated memory in MB (10^6 bytes).
 """
 
 from __future__ import annotations
