@@ -155,7 +155,6 @@ def _predicted(
             "have; give sizes as numbers where PyTorch takes them (repeat_interleave: output_size)"
         ) from error
     account.ledger.device = device
-    account.ledger.milliseconds.clear()
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     notes = {

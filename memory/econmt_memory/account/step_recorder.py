@@ -38,7 +38,6 @@ from econmt_memory.measure.storages import (
     MemoryRecord,
     NodeLayers,
     Storage,
-    Work,
     shape_of,
 )
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
@@ -236,7 +235,8 @@ class StepRecorder(MemoryRecord):
             flops = operations.of(operator) if tensors else 0
             if flops:
                 self.flops[tensors[0].dtype] += flops
-            self.works.append(Work(begin, self.since(operator.end), operator.name, layer, phase, flops))
+            self.operations[layer] += flops
+            self.milliseconds[phase, layer] += (operator.end - operator.begin) / 1e6
 
     def layer(self, nanoseconds: int, node: NodeRun | None) -> str:
         """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""

@@ -45,11 +45,9 @@ def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
     expanded: list[Tensor | None] = []
     has_masks = False
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            has_masks = True
-            expanded += index.nonzero().unbind(1)
-        else:
-            expanded.append(index)
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        has_masks |= is_mask
+        expanded += index.nonzero().unbind(1) if is_mask else [index]
     return aten.index.Tensor(tensor, expanded) if has_masks else NotImplemented
 
 

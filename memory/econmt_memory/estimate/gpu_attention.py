@@ -81,18 +81,11 @@ def _cudnn_attention(
     return _with_seeds(query, key, outputs, sums)
 
 
-def _cudnn_attention_backward(
-    _gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
 ATTENTION: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
     aten._scaled_dot_product_flash_attention.default: _flash_attention,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
-    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,
 }
 """Replacements by operator."""

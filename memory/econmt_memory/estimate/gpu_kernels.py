@@ -99,12 +99,6 @@ def _group_norm(
     return outputs, statistics[0], statistics[1]
 
 
-def _native_dropout(inputs: Tensor, _p: float, _train: bool | None) -> tuple[Tensor, Tensor]:
-    """Keeps a mask of one byte per element (cuda/Dropout.cu)."""
-    mask = torch.empty_like(inputs, dtype=torch.bool)
-    return torch.empty_like(inputs), mask
-
-
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **ATTENTION,
     **RECURRENT,
@@ -113,7 +107,6 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.embedding_dense_backward.default: _embedding_backward,
-    aten.native_dropout.default: _native_dropout,
 }
 """Replacements by operator."""
 
