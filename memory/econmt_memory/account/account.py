@@ -67,8 +67,7 @@ class Account:
     def close(self, scopes: ModuleScopes) -> None:
         """Ends the account, after the step."""
         self.names = list(scopes.kinds)
-        for name in scopes.compiled:
-            self.notes.append(f"{name} is compiled: what it computes is one row.")
+        self.notes += [f"{name} is compiled: what it computes is one row." for name in scopes.compiled]
         if scopes.in_threads:
             missing = "is not counted" if self._tracker.device.type == "cpu" else "belongs to no module"
             self.notes.append(f"Modules ran in another thread as well; what it allocated {missing}.")
