@@ -29,7 +29,7 @@ from econmt.parallel.simulated_rank import ALONE, Rank, simulated_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.fake import ON_GPU, assuming_distinct, fake_tensors
-from econmt_memory.estimate.gpu_reductions import REDUCTIONS
+from econmt_memory.estimate.gpu_workspaces import REDUCTIONS
 from econmt_memory.estimate.shape_cache import ShapeCache
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.measure.storages import BLOCK, REPEATED, Storage

@@ -66,9 +66,8 @@ class Account:
 
     def close(self, scopes: ModuleScopes) -> None:
         """Ends the account, after the step."""
-        self.names = list(scopes.order)
-        for name in scopes.compiled:
-            self.notes.append(f"{name} is compiled: what it computes is one row.")
+        self.names = list(scopes.kinds)
+        self.notes += [f"{name} is compiled: what it computes is one row." for name in scopes.compiled]
         if scopes.in_threads:
             missing = "is not counted" if self._tracker.device.type == "cpu" else "belongs to no module"
             self.notes.append(f"Modules ran in another thread as well; what it allocated {missing}.")
@@ -83,10 +82,10 @@ class Account:
             )
         tracker = self._tracker
         ledger = ledger_of(tracker, at_end=self.full is not None)
-        works = tracker.works
-        spent = (((work.phase, work.layer), 1000.0 * (work.end - work.begin)) for work in works)
-        ledger.milliseconds = dict(summed(spent)) if tracker.clock is None else tracker.clock.milliseconds()
-        ledger.operations = +summed((work.layer, work.flops) for work in works)
+        ledger.milliseconds = (
+            dict(tracker.milliseconds) if tracker.clock is None else tracker.clock.milliseconds()
+        )
+        ledger.operations = +tracker.operations
         ledger.seconds = tracker.seconds
         return ledger
 

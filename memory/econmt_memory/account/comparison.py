@@ -33,9 +33,8 @@ class AccountComparison:
     def changes(self) -> dict[tuple[str, str], int]:
         """Returns the differences by (category, module) that are not zero, the largest first."""
         differences = {key: self.after[key] - self.before[key] for key in self.before | self.after}
-        return dict(
-            sorted(((key, size) for key, size in differences.items() if size), key=lambda item: -abs(item[1]))
-        )
+        changed = ((key, size) for key, size in differences.items() if size)
+        return dict(sorted(changed, key=lambda item: -abs(item[1])))
 
     def table(self) -> ReportTable:
         """Returns the differences as a table."""

@@ -36,9 +36,8 @@ class ModuleScopes:
 
     Attributes:
         names: Names of modules that exist.
-        order: Names of all modules, in the order in which they were known.
         compiled: Names of modules that ``torch.compile`` has compiled.
-        kinds: Classes of modules by name.
+        kinds: Classes of all modules by name, in the order in which they were known.
         inputs: Bytes of the tensors that a module was called with last, by name.
         has_sparse: True if gradients are sparse.
         in_threads: True if the program called modules in other threads, which the profiler does not follow.
@@ -49,7 +48,6 @@ class ModuleScopes:
     ) -> None:
         # Weak, so that the account keeps nothing alive that the program lets go.
         self.names: MutableMapping[nn.Module, str] = WeakIdKeyDictionary()
-        self.order: dict[str, None] = {}
         self.compiled: list[str] = []
         self.kinds: dict[str, str] = {}
         self.inputs: dict[str, int] = {}
@@ -86,7 +84,10 @@ class ModuleScopes:
                 yield
             finally:
                 self._unwind(0)
-                self._label_new_weights()
+                for module, name in list(
+                    self.names.items()
+                ):  # some are new, as from model.to or a lazy module
+                    self._label_weights(module, name)
                 for optimizer in list(self._optimizers):
                     self._label_parameters(optimizer)
                     self._label_optimizer(optimizer)
@@ -97,13 +98,12 @@ class ModuleScopes:
         taken = set(self.names.values())
         names = chain([kind], (f"{kind} {number}" for number in count(2)))
         root = next(name for name in names if name not in taken)
-        prefix = f"{root}." if self.order else ""
+        prefix = f"{root}." if self.kinds else ""
         is_parallel = _is_parallel(getattr(model, "_orig_mod", model))
         for path, module in model.named_modules():
             parts = [part for part in path.split(".") if part != "_orig_mod"]
             path = ".".join(parts[1:] if is_parallel else parts)  # without the parts that wrappers add
             name = self._name(module, prefix + path if path else root)
-            self.kinds.setdefault(name, type(module).__name__)
             if type(module) is nn.Sequential:
                 self._tracker.containers |= {name}
             if hasattr(module, "_orig_mod"):
@@ -117,7 +117,7 @@ class ModuleScopes:
         """Names a module, if it has no name yet, and returns its name."""
         if module not in self.names:
             self.names[module] = name
-            self.order.setdefault(name)
+            self.kinds.setdefault(name, type(module).__name__)
         return self.names[module]
 
     def _label_weights(self, module: nn.Module, name: str) -> None:
@@ -131,11 +131,6 @@ class ModuleScopes:
         for buffer in module.buffers(recurse=False):
             if not is_lazy(buffer):
                 self._tracker.label(buffer, "weights", name)
-
-    def _label_new_weights(self) -> None:
-        """Labels what parameters and buffers have got within the context, as from ``model.to`` or a lazy module."""
-        for module, name in list(self.names.items()):
-            self._label_weights(module, name)
 
     def _enter_compiled(self, module: nn.Module, name: str) -> None:
         """Enters the scope of a module whose call is compiled, and which therefore calls no hooks."""

@@ -76,7 +76,7 @@ class PredictingTracker(Tracker):
 
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""
-        for records in (self.changes, self.begins, self.works, self.flops):
+        for records in (self.changes, self.begins, self.operations, self.flops):
             records.clear()
         self.before = [(storage, storage.size) for storage, _ in self._known.values()]
         for storage, _ in self.before:

@@ -26,9 +26,10 @@ from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.reachable import reachable, restored
 from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt_memory.account.tracking import nested_hooks, several
-from econmt_memory.estimate import cpu_workspaces, gpu_kernels
+from econmt_memory.estimate import cpu_workspaces
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
+from econmt_memory.estimate.gpu_workspaces import Workspaces
 from econmt_memory.estimate.gradients import Accumulation, accumulate_once
 from econmt_memory.estimate.sequences import following_values
 from econmt_memory.estimate.shape_cache import ShapeCache
@@ -123,8 +124,7 @@ def _predicted(
             tracker = PredictingTracker(
                 allocator, replacements=replacements, run=following_values(ShapeCache(mode))
             )
-            by_cpu = cpu_workspaces.cpu_workspace
-            tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else by_cpu
+            tracker.workspace = Workspaces(tracker.label) if on_gpu else cpu_workspaces.cpu_workspace
             for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
                 if parameter.layout is not torch.strided:
                     raise ValueError(
@@ -155,7 +155,6 @@ def _predicted(
             "have; give sizes as numbers where PyTorch takes them (repeat_interleave: output_size)"
         ) from error
     account.ledger.device = device
-    account.ledger.milliseconds.clear()
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     notes = {

@@ -79,40 +79,36 @@ class OnCPU(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def replaced(self, value: Any) -> Any:
-        """Returns the fake tensor that stands for a real one, the CPU for a GPU, and other things as they are."""
-        if isinstance(value, Tensor):
-            return self._stand_in(value)
+        """Returns the one fake tensor that stands for a real one, the CPU for a GPU, and other things as they are."""
         if isinstance(value, list | tuple | dict):
             return tree_map(self.replaced, value)
         if isinstance(value, torch.device):
             return torch.device("cpu") if value.type == "cuda" else value
         if isinstance(value, str):
             return "cpu" if value.partition(":")[0] == "cuda" else value
-        return value
-
-    def _stand_in(self, tensor: Tensor) -> Tensor:
-        """Returns the fake tensor that stands for a real one; the same one each time."""
-        if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return tensor
-        if tensor.is_nested:
+        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+            return value
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return value
+        if value.is_nested:
             raise ValueError("memory.predict: nested tensors cannot be predicted; use memory.track")
-        if is_lazy(tensor):
+        if is_lazy(value):
             raise ValueError("memory.predict: a lazy parameter has no shape yet; run the model once before")
-        if tensor.layout is not torch.strided:
-            return tensor
-        if id(tensor) not in self._fakes:
+        if value.layout is not torch.strided:
+            return value
+        if id(value) not in self._fakes:
             with torch.inference_mode(mode=False):  # the program may use the tensor elsewhere
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            if isinstance(tensor, nn.Parameter):
-                fake = nn.Parameter(fake, tensor.requires_grad)
-            elif tensor.requires_grad:  # else nothing is called, which torch.func would refuse
+                fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            if isinstance(value, nn.Parameter):
+                fake = nn.Parameter(fake, value.requires_grad)
+            elif value.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
-            know_values(fake, tensor)
-            key = id(tensor)
-            self._fakes[key] = weakref.ref(tensor, lambda _: self._fakes.pop(key, None)), fake
-            if tensor.is_leaf and tensor.grad is not None:
-                fake.grad = self._stand_in(tensor.grad)
-        return self._fakes[id(tensor)][1]
+            know_values(fake, value)
+            key = id(value)
+            self._fakes[key] = weakref.ref(value, lambda _: self._fakes.pop(key, None)), fake
+            if value.is_leaf and value.grad is not None:
+                fake.grad = self.replaced(value.grad)
+        return self._fakes[id(value)][1]
 
 
 def _widened(value: Any) -> Any:

@@ -38,7 +38,6 @@ from econmt_memory.measure.storages import (
     MemoryRecord,
     NodeLayers,
     Storage,
-    Work,
     shape_of,
 )
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
@@ -153,9 +152,8 @@ class StepRecorder(MemoryRecord):
         layer, inner = scopes.current_layer(), _inner(tensor)
         address = _address(inner)
         if address:
-            line = None
-            if inner.nbytes >= LARGE and address not in self._older:
-                line = self.calling or user_line()
+            is_new = inner.nbytes >= LARGE and address not in self._older
+            line = self.calling or user_line() if is_new else None
             self._notes["mark"].append((time.time_ns(), address, layer, line))
             if self._index < 0 and not inner.requires_grad:
                 self._note_use(inner)
@@ -236,7 +234,8 @@ class StepRecorder(MemoryRecord):
             flops = operations.of(operator) if tensors else 0
             if flops:
                 self.flops[tensors[0].dtype] += flops
-            self.works.append(Work(begin, self.since(operator.end), operator.name, layer, phase, flops))
+            self.operations[layer] += flops
+            self.milliseconds[phase, layer] += (operator.end - operator.begin) / 1e6
 
     def layer(self, nanoseconds: int, node: NodeRun | None) -> str:
         """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""
@@ -249,9 +248,8 @@ class StepRecorder(MemoryRecord):
             first = bisect_left(labels, node.begin, key=itemgetter(0))
             label = labels[first] if first < len(labels) else None
             return str(label[-1]) if label is not None and label[0] <= node.end else "other"
-        if node.is_nested and self._nodes_of_backward.are_known:
-            return self._nodes_of_backward.of_number(node.sequence)
-        return self.nodes.of_number(node.sequence)
+        recomputed = node.is_nested and self._nodes_of_backward.are_known
+        return (self._nodes_of_backward if recomputed else self.nodes).of_number(node.sequence)
 
 
 def _inner(tensor: Any) -> Any:

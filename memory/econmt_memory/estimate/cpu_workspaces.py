@@ -53,9 +53,8 @@ def cpu_workspace(func: Any) -> Callable[..., int] | None:
         tensors = [tensor for tensor in _tensors(args) if tensor.dim()]
         if packet in PRODUCTS:  # reorder factors of 16 bits, and those without neighbouring elements
             allocates = any(tensor.element_size() == 2 or not has_rows(tensor) for tensor in tensors)
-        elif (
-            torch.Tag.pointwise in func.tags
-        ):  # convert integers and tensors of several types, or make them dense
+        elif torch.Tag.pointwise in func.tags:
+            # Convert integers and tensors of several types, or make them dense.
             types = {tensor.dtype for tensor in tensors}
             plain = len(types) <= 1 and all(each.is_floating_point or each.is_complex for each in types)
             allocates = not plain or not all(tensor.is_contiguous() for tensor in tensors)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt_memory.estimate import gpu_kernels, gradients, sequences
+from econmt_memory.estimate import gpu_replacements, gradients, sequences
 from econmt_memory.estimate.gpu_dispatch import as_on_gpu, standing_in
 from econmt_memory.measure.ops_package import following_rules
 from econmt_memory.measure.patches import patched
@@ -45,11 +45,9 @@ def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
     expanded: list[Tensor | None] = []
     has_masks = False
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            has_masks = True
-            expanded += index.nonzero().unbind(1)
-        else:
-            expanded.append(index)
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        has_masks |= is_mask
+        expanded += index.nonzero().unbind(1) if is_mask else [index]
     return aten.index.Tensor(tensor, expanded) if has_masks else NotImplemented
 
 
@@ -99,7 +97,7 @@ def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
 def _layer_norm(inputs: Tensor, sizes: Sequence[int], *parameters: Tensor | None) -> Any:
     """Computes the statistics of 16-bit inputs in the type of a float32 weight, as fake tensors do not."""
     scale = next((each for each in parameters[:2] if each is not None), inputs)
-    return gpu_kernels.normalized(inputs, sizes, scale.dtype)
+    return gpu_replacements.normalized(inputs, sizes, scale.dtype)
 
 
 def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_: Any, **__: Any) -> Any:
@@ -139,7 +137,7 @@ def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dty
     return out
 
 
-ON_GPU = {**REPLACEMENTS, **gpu_kernels.REPLACEMENTS}
+ON_GPU = {**REPLACEMENTS, **gpu_replacements.REPLACEMENTS}
 """Replacements for a fake GPU."""
 
 if hasattr(aten.addmm, "dtype_out"):  # torch 2.8 and newer

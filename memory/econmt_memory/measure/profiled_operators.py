@@ -51,7 +51,6 @@ class ProfiledOperator(NamedTuple):
 
     begin: int
     end: int
-    name: str
     node: NodeRun | None
     overload: Any
     facts: OperatorFacts
@@ -85,13 +84,13 @@ def read_events(
                 node = NodeRun(fields.sequence_number, *span, node is not None)
             elif name.startswith(_UPDATE) and all(each.tag.name == "Allocation" for each in event.children):
                 operator = name.removeprefix(_UPDATE)  # whose operators are not recorded
-                operators.append(ProfiledOperator(*span, operator, node, None, _ELEMENTWISE, []))
+                operators.append(ProfiledOperator(*span, node, None, _ELEMENTWISE, []))
             elif not operator and "::" in name:
                 inputs = fields.inputs
                 overload, facts = _known(name, len(inputs))
                 if facts is not None and not facts.is_composite and not facts.is_primitive:
                     operator = facts.name
-                    operators.append(ProfiledOperator(*span, operator, node, overload, facts, inputs))
+                    operators.append(ProfiledOperator(*span, node, overload, facts, inputs))
         waiting += [(child, operator, node) for child in event.children]
     operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)

@@ -1,4 +1,4 @@
-"""Record of a computation: storages, changes of their sizes, phases, operators, and the layers of autograd nodes."""
+"""Record of a computation: storages, changes of their sizes, phases, and the layers of autograd nodes."""
 
 from __future__ import annotations
 
@@ -111,17 +111,6 @@ class Change(NamedTuple):
     size: int
 
 
-class Work(NamedTuple):
-    """Operator that ran from ``begin`` to ``end``, in seconds after the start, within a layer and a phase."""
-
-    begin: float
-    end: float
-    operator: str
-    layer: str
-    phase: str
-    flops: int
-
-
 class Beginning(NamedTuple):
     """Beginning of a phase: ``seconds`` after the start, after a number of ``changes``."""
 
@@ -131,7 +120,7 @@ class Beginning(NamedTuple):
 
 
 class MemoryRecord:
-    """Storages of one device and how their sizes changed, with the operators that ran.
+    """Storages of one device and how their sizes changed, with times and operations of the operators that ran.
 
     Args:
         device: Device whose memory counts.
@@ -140,7 +129,8 @@ class MemoryRecord:
         before: Storages that existed before the recording, with their sizes then.
         changes: Changes of sizes, in order.
         begins: Beginnings of phases, in order.
-        works: Operators that ran, in order.
+        milliseconds: Milliseconds of operators by (phase, layer), if they are recorded.
+        operations: Floating-point operations by layer.
         seconds: Seconds of the whole recording.
         flops: Floating-point operations of matrix products, by the type of their factors.
     """
@@ -150,7 +140,8 @@ class MemoryRecord:
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
         self.begins: list[Beginning] = []
-        self.works: list[Work] = []
+        self.milliseconds: Counter[tuple[str, str]] = Counter()
+        self.operations: Counter[str] = Counter()
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
         self._at_start = self._start = 0
@@ -165,6 +156,10 @@ class MemoryRecord:
     def now(self) -> float:
         """Returns the seconds since the start of the recording."""
         return self.since(time.time_ns())
+
+    def begin(self, phase: str) -> None:
+        """Begins a phase, one of :data:`PHASES`."""
+        self.begins.append(Beginning(phase, self.now(), len(self.changes)))
 
     def phase_of(self, layer: str, *, updating: bool, in_backward: bool) -> str:
         """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before."""

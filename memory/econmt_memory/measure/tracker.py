@@ -23,16 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
-from econmt_memory.measure.storages import (
-    REPEATED,
-    Beginning,
-    Change,
-    MemoryRecord,
-    NodeLayers,
-    Storage,
-    Work,
-    shape_of,
-)
+from econmt_memory.measure.storages import REPEATED, Change, MemoryRecord, NodeLayers, Storage, shape_of
 from econmt_memory.measure.user_lines import LARGE, user_line
 
 
@@ -91,10 +82,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.seconds = self.now()
             self._recording = False
-
-    def begin(self, phase: str) -> None:
-        """Begins a phase, one of :data:`econmt_memory.measure.storages.PHASES`."""
-        self.begins.append(Beginning(phase, self.now(), len(self.changes)))
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -166,11 +153,10 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body = facts.body
-        begin, phase = self.now() if facts.replaced else 0.0, self.phase()
+        self.phase()  # which may begin now
         if body is None:
             if self._meter is not None:
                 self._meter()
-            begin = self.now()
             result = self.run(func, args, kwargs)
         else:
             with self:
@@ -182,8 +168,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops = int(facts.flops(*args, **kwargs, out_val=result))
             self.flops[read[0].dtype] += flops
         layer = self.nodes.running()
-        if begin:
-            self.works.append(Work(begin, self.now(), self._path(), layer, phase, flops))
+        if body is None or facts.replaced:  # else the operators that it consists of count
+            self.operations[layer] += flops
         if facts.is_mutable:
             for tensor in read:
                 self._update(tensor)
@@ -206,7 +192,9 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors: list[Tensor] = []
         for value in values:
             if isinstance(value, Tensor):
-                if _device_type(value) == self.device.type and value.layout is torch.strided:
+                # A fake tensor's ``device`` is a slow operator.
+                device = value.fake_device if isinstance(value, FakeTensor) else value.device
+                if device.type == self.device.type and value.layout is torch.strided:
                     tensors.append(value)
             elif isinstance(value, list | tuple):
                 tensors += self._on_device(value)
@@ -278,12 +266,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _allocated(self, _storage: Storage, size: int) -> int:
         """Returns the bytes that ``size`` bytes of a storage take, from now on; 0: it is gone."""
         return -(-size // self._block) * self._block
-
-
-def _device_type(tensor: Tensor) -> str:
-    # A fake tensor's ``device`` is a slow operator.
-    device: torch.device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
-    return device.type
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,10 +14,14 @@ from torch.nn import functional
 from econmt import memory
 from econmt_memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt_memory.estimate.fake import ON_GPU, fake_tensors
-from econmt_memory.estimate.gpu_convolutions import _FEW, convolution, convolution_backward
 from econmt_memory.estimate.gpu_dispatch import attention_backend
-from econmt_memory.estimate.gpu_kernels import Workspaces
-from econmt_memory.estimate.gpu_reductions import reduction_buffers
+from econmt_memory.estimate.gpu_workspaces import (
+    _FEW,
+    Workspaces,
+    convolution,
+    convolution_backward,
+    reduction_buffers,
+)
 from econmt_memory.measure.tracker import Tracker
 
 
