@@ -247,9 +247,7 @@ class ModuleScopes:
                 if not each.requires_grad:
                     self._tracker.use(each)
         self.inputs[name] = size
-        line = None
-        if _is_of_torch(module):
-            line = (self._running[-1][1] if self._running else None) or user_line()
+        line = self._tracker.calling or user_line() if _is_of_torch(module) else None
         self._tracker.calling = line
         self._running.append((module, line))
         scopes.enter(name)

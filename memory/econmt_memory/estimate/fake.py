@@ -47,7 +47,7 @@ def _index(tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
     for index in indices:
         is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
         has_masks |= is_mask
-        expanded += index.nonzero().unbind(1) if is_mask else [index]
+        expanded += index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
     return aten.index.Tensor(tensor, expanded) if has_masks else NotImplemented
 
 

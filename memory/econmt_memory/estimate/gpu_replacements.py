@@ -275,6 +275,12 @@ def _group_norm(
     return outputs, statistics[0], statistics[1]
 
 
+def _native_dropout(inputs: Tensor, _p: float, _train: bool | None) -> tuple[Tensor, Tensor]:
+    """Keeps a mask of one byte per element, which is allocated first (cuda/Dropout.cu)."""
+    mask = torch.empty_like(inputs, dtype=torch.bool)
+    return torch.empty_like(inputs), mask
+
+
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
@@ -292,5 +298,6 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.embedding_dense_backward.default: _embedding_backward,
+    aten.native_dropout.default: _native_dropout,
 }
 """Replacements by operator."""

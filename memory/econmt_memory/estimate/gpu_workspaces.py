@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -42,11 +42,11 @@ def _limited(size: int) -> int:
     return min(size, int(limit) << 20) if limit.isdigit() else size
 
 
-def _copy(tensor: Tensor, channels: int = 1) -> int:
+def _copy(tensor: Tensor) -> int:
     """Returns the bytes of a copy with the channels last; 0 if they are last already."""
     if suggest_memory_format(tensor) is torch.channels_last:
         return 0
-    count, width = tensor.shape[channels], tensor.element_size()
+    count, width = tensor.shape[1], tensor.element_size()
     return tensor.numel() // count * round_up(count, 16 // width) * width
 
 
@@ -111,10 +111,6 @@ _FEWEST_VALUES, _MOST_VALUES = 16, 256
 _VECTOR = 4
 
 
-def _up(size: int, parts: int) -> int:
-    return -(-size // parts)
-
-
 def _power(size: int) -> int:
     """Returns the largest power of two that is not larger."""
     return 1 << (max(1, size).bit_length() - 1)
@@ -162,18 +158,18 @@ def reduction_buffers(inputs: Tensor, dims: Sequence[int] | None, width: int = 4
     block_height = min(second, most // block_width)
     block_width = min(first, most // block_height)
     step_input, step_output = (block_width, 1) if along_inputs else (1, block_width)
-    values = _up(inside, step_input)
+    values = ceil(inside / step_input)
     divided = values >= block_height * 16 or values >= _MOST_VALUES
     if divided:
         step_input *= block_height
     else:
         step_output *= block_height
-    values = _up(inside, step_input)
+    values = ceil(inside / step_input)
     target = _PROCESSORS * (_THREADS_OF_PROCESSOR // (block_width * block_height))
-    grid = _up(outputs // vector, step_output)
+    grid = ceil(outputs // vector / step_output)
     if not divided or values < _MOST_VALUES or grid > target:
         return []
-    blocks = max(min(_up(target, grid), _up(values, _FEWEST_VALUES)), _up(values, _MOST_VALUES))
+    blocks = max(min(ceil(target / grid), ceil(values / _FEWEST_VALUES)), ceil(values / _MOST_VALUES))
     if blocks <= 1:
         return []
     partial = width * outputs * blocks * (1 if along_inputs else block_width * vector)

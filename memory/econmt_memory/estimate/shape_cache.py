@@ -74,9 +74,7 @@ class ShapeCache:
                 plain = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             tensors.append(self._wrap(plain))
             return tensors[-1]
-        if form is None:
-            return None
-        return tuple(self._create(part, tensors) for part in form)
+        return None if form is None else tuple(self._create(part, tensors) for part in form)
 
     def _wrap(self, plain: Tensor) -> FakeTensor:
         fake: FakeTensor = Tensor._make_subclass(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -140,7 +140,7 @@ class MemoryRecord:
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
         self.begins: list[Beginning] = []
-        self.milliseconds: Counter[tuple[str, str]] = Counter()
+        self.milliseconds: dict[tuple[str, str], float] = defaultdict(float)
         self.operations: Counter[str] = Counter()
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
