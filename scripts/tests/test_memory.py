@@ -100,7 +100,7 @@ def test_an_interruption_leaves_what_was_measured(
     file = tmp_path / "memory.csv"
     ended = bench("memory", "--quick", "--device", "cpu", "--seconds", "0.1", "--csv", file)
     assert ended.code == 130
-    assert [row["variant"] for row in rows_of(file)] == ["cross_entropy(linear)", "recompute"]
+    assert {"cross_entropy(linear)", "recompute"} <= {row["variant"] for row in rows_of(file)}
     assert "interrupted; the results so far are above" in ended.err
     assert "output layer, 40 x 8 x 50" in ended.out
 
