@@ -140,8 +140,7 @@ for dtype in (torch.float32, torch.bfloat16):
 def test_products_of_many_shapes_leave_nothing_behind() -> None:
     # PyTorch keeps 0.3 MB of each shape, 1,024 of them, unless it is told not to: 60 MB here, for each type.
     kept = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
-    path = SOURCES
-    environment = {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**kept, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", GROWTH]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=True)
     for grown in map(int, found.stdout.split()):
@@ -168,7 +167,7 @@ def test_what_is_added_is_zero(width: int, device: str) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 16), (13, 16), (16, 13), (130, 21), (1, 1)])
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_outer_products_of_any_width_are_added(
     rows: int, columns: int, wide: bool, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +179,7 @@ def test_outer_products_of_any_width_are_added(
     exact = left[..., :rows].double().flatten(0, 1).t() @ right[..., :columns].double().flatten(0, 1)
     total = torch.full((rows, columns), torch.nan, device=device)
     add_outer(total, left, right, fresh=True)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2 if device == "cpu" else 1e-4}[dtype]
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2 if device == "cpu" else 1e-4}.get(dtype, 1e-4)
     torch.testing.assert_close(total.double(), exact, rtol=tolerance, atol=5 * tolerance)
     add_outer(total, left, right)
     torch.testing.assert_close(total.double(), 2 * exact, rtol=tolerance, atol=10 * tolerance)

@@ -72,7 +72,7 @@ def test_additive_attention(layer_norm: bool, device: str) -> None:
 def test_attentional_lstm(attention: str, feeding: bool, device: str) -> None:
     scale = 0.5 if attention == "dot" else 1.0
     options: dict[str, Any] = {"attention": attention, "input_feeding": feeding}
-    options |= {"scale": scale, "residual": True}
+    options |= {"scale": scale, "residual": True, "variational": feeding}
     module = (
         AttentionalLSTM(3, 8, 6, 7, 2, dropout=0.4, layer_norm=attention == "additive", **options)
         .to(device)
@@ -87,6 +87,7 @@ def test_attentional_lstm(attention: str, feeding: bool, device: str) -> None:
     outputs, weights, state = module(inputs, memory, lengths=lengths, dropout_seed=3)
     norm = None if module.layer_norm is None else (module.layer_norm.weight, module.layer_norm.bias)
     same: dict[str, Any] = {"lengths": lengths, "input_feeding": feeding, "residual": True, "scale": scale}
+    same["variational"] = feeding
     parts = inputs, module.key(memory), memory, module.weights()
     expected = econmt_ops.attentional_lstm(*parts, **same, dropout=0.4, dropout_seed=3, layer_norm=norm)
     assert_close([outputs, weights, state.output], [expected[0], expected[1], expected[2].output], 0.0)
@@ -118,8 +119,7 @@ def test_linear_cross_entropy(bias: bool, reduction: str, device: str) -> None:
     hidden = Make(device, torch.float32)(2, 3, 6)
     targets = torch.tensor([[0, 4, 10], [1, 0, 2]], device=device)
     loss = nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=0, reduction=reduction)
-    expected = loss(linear(hidden).transpose(1, 2), targets)
-    assert_close([module(hidden, targets)], [expected], 1e-6)
+    assert_close([module(hidden, targets)], [loss(linear(hidden).transpose(1, 2), targets)], 1e-6)
     assert_close([module.logits(hidden)], [linear(hidden)], 0.0)
     with pytest.raises(ValueError, match=r"got \(2, 3, 6\) and \(3, 2\)"):
         module(hidden, targets.t())

@@ -60,6 +60,9 @@ def test_the_folder_is_a_usual_model(call: Call, word_model: Path, tmp_path: Pat
     scored = call("score", "-m", made, text="a b\tA B\n")
     whole = call("score", "-m", word_model, text="a b\tA B\n")
     assert float(scored.out) == pytest.approx(float(whole.out), abs=0.1)
+    other = tmp_path / "other"
+    call("quantize", "-m", word_model, "-o", other, "--precision", precision, "--checkpoint", 4).succeeded()
+    assert (other / PARAMETERS).read_bytes() != (made / PARAMETERS).read_bytes()
     again = call("quantize", "-m", made, "-o", tmp_path / "again")
     assert f"its matrices are {precision} already" in again.err
 

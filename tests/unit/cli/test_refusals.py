@@ -126,6 +126,7 @@ REFUSED = [
     ("profile quickstart --device null", "device 'null': unknown"),
     ("profile quickstart --device cuda", "torch sees no GPU here; add --estimate to predict without one"),
     ("profile quickstart --bucket 999999x9 --estimate", "at most 10000 positions"),
+    ("profile quickstart --bucket 9x10001 --estimate", "at most 10000 positions"),
     ("profile quickstart --bucket 6by5", "--bucket '6by5': expected source x target positions, as 100x80"),
     ("profile quickstart --bucket 0x5", "--bucket '0x5': expected source x target positions, as 100x80"),
     ("profile quickstart --fit much", "--fit: expected a size like 4GiB, 512MiB, 2GB or a number of bytes"),

@@ -114,8 +114,7 @@ def test_every_pair_once_an_epoch_over_all_ranks(
 ) -> None:
     """In fixed buckets, or in as few shapes as derived ones may have; a rank's rows follow those of the one before."""
     with tempfile.TemporaryDirectory() as folder:
-        store = store_of(Path(folder), lengths)
-        stream = BatchIterator(store, size, rule, seed, max_length=25)
+        stream = BatchIterator(store_of(Path(folder), lengths), size, rule, seed, max_length=25)
         shapes = {shape[:2] for shape in stream.shapes()}
         assert isinstance(rule, int) or len(shapes) <= rule.most
         for epoch in range(2):
@@ -177,8 +176,7 @@ def test_a_share_may_have_more_rows_than_it_needs(store: TokenStore) -> None:
 
 
 def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [(3, 4)])
-    batch = next(iterator(store)).share(1, 2)
+    batch = next(iterator(store_of(tmp_path, [(3, 4)]))).share(1, 2)
     assert batch.indices.tolist() == [-1]
     assert (batch.target_tokens, batch.source_tokens) == (0, 0)
     assert batch.target_lengths.tolist() == [0]
@@ -220,8 +218,7 @@ def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore) -> None:
 
     for size in (SENTENCES, WORDS):
         stream = iterator(store, size)
-        worst = stream.worst_batch()
-        assert volume(worst) == max(volume(batch) for batch in epoch_of(stream))
+        assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))
         assert stream.state_dict()["position"] == 0
 
 
@@ -355,8 +352,7 @@ def test_split_gives_the_fewest_even_parts_of_the_same_rows(tmp_path: Path) -> N
         parts = batch.split(rows)
         assert [len(part.indices) for part in parts] == sizes
         for name in NAMES:
-            joined = torch.cat([getattr(part, name) for part in parts])
-            assert torch.equal(joined, getattr(batch, name))
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
         assert sum(part.target_tokens for part in parts) == batch.target_tokens
         assert sum(part.source_tokens for part in parts) == batch.source_tokens
         assert all(part.target_tokens == int(part.target_lengths.sum()) for part in parts)

@@ -170,8 +170,7 @@ class TestBatch:
 
     def test_a_pair_depends_on_seed_epoch_and_index_alone(self, vocabularies: Vocabularies) -> None:
         together = self.resample(vocabularies, [0, 3, 5, 7], (1, 0))
-        alone = [self.resample(vocabularies, [index], (1, 0))[0] for index in (0, 3, 5, 7)]
-        assert together == alone
+        assert together == [self.resample(vocabularies, [index], (1, 0))[0] for index in (0, 3, 5, 7)]
 
     def test_other_epoch_or_seed_other_cuts(self, vocabularies: Vocabularies) -> None:
         keys = (1, 0), (1, 1), (2, 0)

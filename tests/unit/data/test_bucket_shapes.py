@@ -69,8 +69,7 @@ def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: i
         for chain in itertools.combinations_with_replacement(cells_of(counts), most - 1)
         if all(a[1] <= b[1] for a, b in itertools.pairwise(chain))  # sorted by source already
     )
-    least = min(cost_of(counts, [*chain, last], work) for chain in chains)
-    assert cost_of(counts, found, work) == least
+    assert cost_of(counts, found, work) == min(cost_of(counts, [*chain, last], work) for chain in chains)
 
 
 @settings(max_examples=40)
@@ -157,15 +156,13 @@ def test_lengths_that_have_nothing_to_do_with_each_other_get_a_grid() -> None:
 def test_more_shapes_never_cost_more() -> None:
     draw = np.random.default_rng(4)
     source = draw.integers(1, 40, 5000)
-    target = np.clip(source + draw.integers(-4, 5, 5000), 1, 40)
-    counts, work = counted(source, target), PairFlops(2, 9, 1)
+    counts, work = counted(source, np.clip(source + draw.integers(-4, 5, 5000), 1, 40)), PairFlops(2, 9, 1)
     costs = [padded_work(counts, derive_shapes(counts, Derived(most, work)), work) for most in range(1, 14)]
     assert all(before > after for before, after in itertools.pairwise(costs))
 
 
 def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = np.random.default_rng(2)
-    lengths = np.exp(draw.normal(3, 0.6, (20_000, 2))).astype(int) + 1
+    lengths = np.exp(np.random.default_rng(2).normal(3, 0.6, (20_000, 2))).astype(int) + 1
     counts = counted(np.append(lengths[:, 0].clip(max=300), 300), np.append(lengths[:, 1].clip(max=260), 260))
     monkeypatch.setattr(module, "_MOST_LENGTHS", 20)
     rule = Derived(5, PairFlops(1, 3, 0))

@@ -70,8 +70,7 @@ def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -
         store.statistics["train"],
         ["few_words", "many_words", "ratio", "repeats", "identical", "duplicate"],
     )
-    dropped = sum(counts.get(name, 0) for name in reasons)
-    assert counts["pairs"] + dropped == counts["lines"] == 48
+    assert counts["pairs"] + sum(counts.get(name, 0) for name in reasons) == counts["lines"] == 48
 
 
 def test_a_vocabulary_is_learnt_from_what_is_left(kept: Kept) -> None:
@@ -116,8 +115,7 @@ def test_duplicates_are_looked_for_in_all_corpora(corpus: Path, make_recipe: Mak
 
 def test_a_pair_that_is_too_long_is_the_first_of_its_kind(corpus: Path, make_recipe: Make) -> None:
     """Tokens are counted after all else, with a vocabulary of what is left: both go."""
-    pairs = [("ba " * 50, "de li"), ("mo", "de li"), *made_up_pairs(20)]
-    write_pairs(corpus, "train", pairs)
+    write_pairs(corpus, "train", [("ba " * 50, "de li"), ("mo", "de li"), *made_up_pairs(20)])
     recipe = make_recipe(filters={"duplicates": "target"}, max_length=40, subwords={"type": "words"})
     found = prepared(recipe, corpus)
     counts = found.statistics["train"]
@@ -129,8 +127,7 @@ def test_a_pair_that_is_too_long_is_the_first_of_its_kind(corpus: Path, make_rec
 def test_filters_make_a_store_anew_and_idle_ones_do_not(corpus: Path, make_recipe: Make) -> None:
     plain = prepared(make_recipe(), corpus)
     assert prepared(make_recipe(filters={}, noise={"typos": 0.5}), corpus).statistics == plain.statistics
-    other = prepared(make_recipe(filters={"min_words": 2}), corpus)
-    assert len(other.train) < len(plain.train)
+    assert len(prepared(make_recipe(filters={"min_words": 2}), corpus).train) < len(plain.train)
     assert len(prepared(make_recipe(), corpus).train) == len(plain.train)
     assert report_lines(Path("store")) == []
 
@@ -141,8 +138,7 @@ def test_language(corpus: Path, make_recipe: Make) -> None:
     german = "Der Ausschuss wird morgen über den Vorschlag reden."
     french = "Le comité discutera demain de la nouvelle proposition."
     write_pairs(corpus, "train", [(english, german), (french, german), (english, english)])
-    recipe = make_recipe(filters={"language_certainty": 0.5}, subwords={"type": "words"})
-    found = prepared(recipe, corpus)
+    found = prepared(make_recipe(filters={"language_certainty": 0.5}, subwords={"type": "words"}), corpus)
     assert (len(found.train), found.statistics["train"]["language"]) == (1, 2)
     assert found.train.location(0).endswith(":1")
 
@@ -173,8 +169,7 @@ def test_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicate
     first = [("ba de", "li " * 20), ("ba de", "mo nu"), ("ba de", "mo ra"), ("", "mo"), ("", "nu")]
     write_pairs(corpus, "train", [*first, *made_up_pairs(20)])
     filters = {"max_length_ratio": 3.0, "duplicates": "source"}
-    recipe = make_recipe(filters=filters, empty_lines="skip", subwords={"type": "words"})
-    store = prepared(recipe, corpus)
+    store = prepared(make_recipe(filters=filters, empty_lines="skip", subwords={"type": "words"}), corpus)
     lines = [int(store.train.location(index).rpartition(":")[2]) for index in range(len(store.train))]
     assert [line for line in lines if line <= 5] == [2]
     assert store.statistics["train"]["duplicate"] == 1

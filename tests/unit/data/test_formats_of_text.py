@@ -101,8 +101,7 @@ def test_tables_become_pairs(tmp_path: Path, nested: bool) -> None:
         *((str(i), f"-{i}") for i in range(2000)),
     ]
     write_table(tmp_path / "t.parquet", pairs, nested)  # type: ignore[arg-type]
-    corpus = find_corpus("t", "en", "de", [tmp_path], progress=False)
-    found = list(read_pairs(corpus))
+    found = list(read_pairs(find_corpus("t", "en", "de", [tmp_path], progress=False)))
     assert found[:3] == [("A dog", "Ein Hund"), ("x\u2028y", "z"), ("", "q")]
     assert found[3:] == pairs[3:]
     back = find_corpus("t", "de", "en", [tmp_path], progress=False)
@@ -113,6 +112,7 @@ def test_shards_are_one_corpus(tmp_path: Path, corpus: Path, make_recipe: Callab
     for number in range(3):
         pairs = [("ba de li", f"nu ra {'vi ' * number}zo")] * (number + 1)
         write_table(corpus / f"big-0000{number}-of-00003.parquet", pairs, True)
+    write_table(corpus / "bigger-00000-of-00001.parquet", [("ba", "nu")], True)
     recipe = make_recipe(train=["train", "big"], subwords={"type": "words"})
     found = prepare(recipe, tmp_path / "store", [corpus], show_progress=False)
     assert found.train.corpora == [0, 200]

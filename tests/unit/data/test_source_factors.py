@@ -266,8 +266,9 @@ def test_files_beside_the_source_come_first(make_recipe: MakeRecipe, text: Path,
     older.mkdir()
     (older / "train.len").write_text("wrong\n")
     corpus = Corpus(text / "train.src", text / "train.trg")
-    found = find_companions(corpus, "train", ["len"], "data.source_factors", [older, text])
-    assert found == (text / "train.len",)
+    for prefix in ("train", "folder/train"):
+        found = find_companions(corpus, prefix, ["len"], "data.source_factors", [older, text])
+        assert found == (text / "train.len",)
     corpus = Corpus(older / "train.src", older / "train.trg")
     apart = find_companions(corpus, "train", ["first"], "data.source_factors", [older, text])
     assert apart == (text / "train.first",)
@@ -310,6 +311,7 @@ def test_streams_in_another_order_are_refused() -> None:
 
 
 PAIRS = [([5, 6], [7, 8]), ([5], [7]), ([6, 4, 6], [8, 9, 8, 4]), ([4], []), ([], [9]), ([5, 4], [7, 9])]
+PAIRS += [([6], [9, 8, 5]), ([6, 5], [9, 4])]
 SIZES = 7, 10
 
 

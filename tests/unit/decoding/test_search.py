@@ -174,8 +174,7 @@ def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:
 @pytest.mark.parametrize("width", [7, 1279, 1280, 1287, 1300, 4096])
 @pytest.mark.parametrize("count", [1, 5])
 def test_the_highest_numbers_are_found_wherever_they_are(width: int, count: int) -> None:
-    generator = torch.Generator().manual_seed(width)
-    values = torch.randn(20, width, generator=generator)
+    values = torch.randn(20, width, generator=torch.Generator().manual_seed(width))
     values[1] = -torch.inf
     values[1, width - 1] = 3.0
     values[2] = torch.arange(width)  # neighbours

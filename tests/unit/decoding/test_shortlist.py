@@ -160,6 +160,7 @@ def test_only_the_top_tokens_are_drawn() -> None:
     uniform = uniform_numbers(1, 1, 1000, 1)[0]
     counts = torch.bincount(draw(log_probs, uniform, 2, 1.0), minlength=4) / 1000
     assert counts.tolist() == pytest.approx([4 / 7, 0.0, 3 / 7, 0.0], abs=0.06)
+    assert torch.equal(draw(log_probs, uniform, 9, 1.0), draw(log_probs, uniform, 0, 1.0))
 
 
 def test_a_low_temperature_prefers_the_probable() -> None:

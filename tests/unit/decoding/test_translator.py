@@ -204,8 +204,7 @@ def test_batches_by_length() -> None:
 
 
 def test_the_n_best_and_their_attention() -> None:
-    options = SearchOptions(beam_size=3, nbest_size=3)
-    (found,) = translator(search=options).translate(["ab"])
+    (found,) = translator(search=SearchOptions(beam_size=3, nbest_size=3)).translate(["ab"])
     assert len(found.hypotheses) == 3
     assert found.text == found.hypotheses[0].text == "ab"
     assert found.tokens == ["a", "b"]
@@ -309,6 +308,7 @@ def test_lines_in_capitals_are_translated_as_if_they_were_not() -> None:
     found = list(restored.translate(lines))
     assert [each.text for each in found] == ["ABADHIKE", "BadAB", "AB", "BA", "12 3", "ab"]
     assert "".join(found[0].source_tokens) == "Abadhike"
+    assert "".join(found[2].source_tokens) == "AB", "a lone acronym"
     assert "".join(found[3].source_tokens) == "Ba"
     assert all(each.text == each.text.upper() for each in found[0].hypotheses)
 

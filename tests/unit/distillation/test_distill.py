@@ -93,8 +93,7 @@ def test_results_are_printed_and_written_as_json(
     teacher, student, packed = results["models"]
     assert teacher["form"] == "teacher"
     assert teacher["bytes"] is None
-    word_count = len((folder / "test.src").read_text().split())
-    assert teacher["words_per_second"] == word_count / 2.0
+    assert teacher["words_per_second"] == len((folder / "test.src").read_text().split()) / 2.0
     assert 0 <= packed["bleu"] <= teacher["bleu"] <= 100
     runtime = sum(path.stat().st_size for path in (folder / "out/runtime").rglob("*") if path.is_file())
     assert packed["bytes"] == runtime
@@ -102,6 +101,9 @@ def test_results_are_printed_and_written_as_json(
     written = json.loads((folder / "out/results.json").read_text())
     assert {key: written[key] for key in results} == results
     assert "python out/runtime < TEXT" in done.err
+    references = folder / "out/model/prepared/test.target.txt"
+    references.write_text((folder / "test.src").read_text().upper())
+    assert json.loads(call(*words(program(), "--json")).out)["models"][0]["bleu"] == pytest.approx(100.0)
 
 
 @pytest.mark.usefixtures("quick")
@@ -219,6 +221,7 @@ def test_copies_are_told(folder: Path, program: Callable[..., str], call: Call) 
         ("cat", (), 2, 40, left),
         (code + half, (), 0, None, ""),
         (code + half.replace("% 2", "% 3"), (), 0, 25, ""),
+        (code + half.replace("n % 2", "0 < n < 8"), (), 0, 21, ""),
         ("cat", ("data.filters.identical=keep",), 0, 40, ""),
     ):
         command = command if command == "cat" else program(command)

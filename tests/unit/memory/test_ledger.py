@@ -197,8 +197,7 @@ def test_the_peak_is_what_the_process_takes(model: TranslationModel, implementat
                 step.run([batch], tokens)
             step.clear()
         allocated = (each for each in events_of(profile) if each.tag.name == "Allocation")
-        sizes = [each.extra_fields.alloc_size for each in allocated]
-        peaks.append(max(itertools.accumulate(sizes)))
+        peaks.append(max(itertools.accumulate([each.extra_fields.alloc_size for each in allocated])))
     assert peaks[0] > 3 * ledger.timeline[0].bytes
     assert ledger.peak - ledger.timeline[0].bytes == pytest.approx(peaks[0], rel=0.02)
     assert peaks[1] <= peaks[0]
@@ -246,8 +245,7 @@ def test_nothing_has_changed_afterwards(model: TranslationModel, optimizer: str,
     step.accumulate = carrying  # type: ignore[method-assign, assignment]
     held = copy.deepcopy(list(step.optimizer.state.values()))
     random_state = torch.get_rng_state()
-    ledger = measure_step(step, batch)
-    assert ledger.category("optimizer state") > 0
+    assert measure_step(step, batch).category("optimizer state") > 0
     assert_same_bits(parameters(model), before)
     assert torch.equal(model.get_buffer("carried"), torch.ones(3))
     assert bool(step.optimizer.state) == state
@@ -313,3 +311,4 @@ def test_times_and_rates(model: TranslationModel, monkeypatch: pytest.MonkeyPatc
 def test_bytes_in_words() -> None:
     words = [format_bytes(size) for size in (999, 1000, 2_500_000, 9_117_000_000)]
     assert words == ["999 B", "1.0 kB", "2.5 MB", "9.12 GB"]
+    assert [format_bytes(-size) for size in (999, 1000, 2_500_000)] == ["-999 B", "-1.0 kB", "-2.5 MB"]

@@ -24,6 +24,7 @@ from econmt.evaluation.metrics import Score
 from econmt.training.decisions import judge_checkpoint
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress
+from econmt.training.results import make_results
 from econmt.training.run import train
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics, not_finite
@@ -124,8 +125,7 @@ def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
         assert figures.learning_rate == trainer.schedule.learning_rate(update)
         assert figures.epoch == 2 * update // trainer.batches.batches_per_epoch
         assert figures.updates == round(9 * trainer.batches.batches_per_epoch / 2)
-        meter = trainer.state.since_log
-        assert meter.tokens == (0 if update == 3 else sum(tokens))
+        assert trainer.state.since_log.tokens == (0 if update == 3 else sum(tokens))
     assert trainer.state.target_tokens == sum(tokens for _, _, tokens in taken)
 
 
@@ -242,8 +242,7 @@ def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
     trainer = run.trainer()
     assert trainer.state.update == 4
     assert trainer.schedule.learning_rate(5) == pytest.approx(0.01)
-    best = make_run(*PLATEAU, "training.max_updates=2", name="best").trained()
-    expected = best.trainer()
+    expected = make_run(*PLATEAU, "training.max_updates=2", name="best").trained().trainer()
     for name, parameter in trainer.parameters.items():
         best_parameter = expected.parameters[name]
         assert torch.equal(parameter, best_parameter)
@@ -310,6 +309,7 @@ def test_early_stopping_counts_checkpoints_since_the_best(
     assert (result.update, result.best_update) == (8, 4)
     name = metric.upper() if metric == "bleu" else metric
     assert result.reason == f"no better {name} for 2 checkpoints"
+    assert make_results(run.context()).bleu == 30.0
     assert run.folder.best.read_bytes() == run.folder.parameters(4).read_bytes()
 
 

@@ -226,6 +226,8 @@ def test_an_optimizer_that_multiplies_nothing_counts_as_one_operator() -> None:
     optimizer, matrices = torch.optim.SGD([weight], momentum=0.9), MatrixOptimizer([weight])
     weight.grad = torch.ones(8, 8)
     with memory.track() as account:
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(lambda: 1 / 0)
         optimizer.step()  # makes its state
         matrices.step()
     assert {change.storage.operator for change in account._settled().changes} == {"SGD.step", "aten.mm"}
@@ -258,8 +260,9 @@ def test_what_an_operator_of_econmt_consists_of_is_not_recorded() -> None:
     recorder = StepRecorder(CPU)
     table, ids = torch.ones(3, 4), torch.tensor([2, 0])
     with recorder.recording():
-        rows = torch.ops.econmt_ops.look_up(table, ids, -1, table.dtype)
-        rows.sum()
+        with pytest.raises((IndexError, RuntimeError)):
+            torch.ops.econmt_ops.look_up(table, ids + 9, -1, table.dtype)
+        torch.ops.econmt_ops.look_up(table, ids, -1, table.dtype).sum()
     (root,) = (event for event in recorder._recorded[0].experimental_event_tree() if event.children)
     inside = {event.name: [child.tag.name for child in event.children] for event in root.children}
     assert inside["econmt_ops::look_up"] == ["Allocation"]
