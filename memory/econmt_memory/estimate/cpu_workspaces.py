@@ -21,8 +21,7 @@ from econmt_memory.measure.ram import free_ram
 
 aten = torch.ops.aten
 
-PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
-"""Matrix products."""
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)  # of matrices
 _NEVER = (aten.copy_, aten._to_copy, aten.cat, aten.zero_, aten.fill_, aten._local_scalar_dense, aten.resize_)
 """Operators that only write their results."""
 
@@ -33,11 +32,12 @@ _KNOWN: dict[Any, tuple[int, list[Tensor]]] = {}
 def _onednn_lstm(*args: Any) -> tuple[Tensor, ...]:
     """Makes results of the sizes that oneDNN chooses, since it keeps what it likes for the backward pass."""
     results = _measured(aten.mkldnn_rnn_layer.default, args, {})[1]
-    return tuple(args[0].new_empty(each.shape, dtype=each.dtype) for each in results) or NotImplemented
+    made = [args[0].new_empty(each.shape, dtype=each.dtype) for each in results]
+    made += [args[0].new_empty(0, dtype=torch.uint8)] * (len(made) == 3)  # without a backward pass
+    return tuple(made) or NotImplemented
 
 
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {aten.mkldnn_rnn_layer.default: _onednn_lstm}
-"""Replacements by operator."""
 
 
 def cpu_workspace(func: Any) -> Callable[..., int] | None:

@@ -33,6 +33,11 @@ def losses(dtype: torch.dtype, vocabulary: int) -> None:
     cross_entropy.make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
 
 
+def scaling() -> None:
+    """Of the gradient of a loss."""
+    cross_entropy.scale(torch.zeros(9000, dtype=torch.bfloat16), torch.ones(()))
+
+
 def slices(end: bool) -> None:
     """The first of its kernels, or the second."""
     logits, targets = torch.zeros(2, 16_640, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
@@ -115,6 +120,7 @@ def launches() -> dict[str, Callable[[], object]]:
         "losses of an odd vocabulary": lambda: losses(torch.bfloat16, 7709),
         "numbers of a slice": lambda: slices(False),
         "gradient of a slice": lambda: slices(True),
+        "scaling": scaling,
         "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
         "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
         "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),

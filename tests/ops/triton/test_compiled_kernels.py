@@ -118,7 +118,7 @@ def test_kernels_are_compiled_and_loaded_by_threads_and_launched_later() -> None
 
 NAMES = (
     "additive 512 bfloat16", "cell 512 bfloat16", "adam 300", "losses bfloat16", "numbers of a slice",
-    "gradient of a slice", "mask", "dropout bfloat16", "look-up", "cell states", "table", "operands", "sums",
+    "gradient of a slice", "scaling", "mask", "dropout bfloat16", "look-up", "cell states", "table", "operands", "sums",
     "decoder output", "coverage", "search", "units", "reversal", "ssru bfloat16", "gru bfloat16", "lnlstm bfloat16",
     "recurrence float32", "20 64x256 both", "20 32x128 back",
 )  # fmt: skip
