@@ -139,10 +139,8 @@ def test_the_second_ctrl_c_leaves_at_once(folder: Path) -> None:
     # An update of ten thousand batches: the first signal waits for its end.
     process = start(folder, (*ENDLESS, "training.update_interval=10000", "training.max_updates=1"))
     assert process.stderr is not None
-    caught = 0
-    while not caught >> (signal.SIGTERM - 1) & 1:  # training handles signals
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        caught = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)  # type: ignore[index]
+    process.stderr.readline()
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert process.poll() is None
@@ -216,7 +214,10 @@ def test_bad_checkpoints_are_refused(folder: Path, capsys: pytest.CaptureFixture
         (whole[:50], "truncated safetensors file"),
         (b"", "not a safetensors file"),
         (pickle.dumps(Hostile()), "is a pickle; econmt never loads pickles"),
-        (whole.replace(b'"econmt-1"', b'"foreign1"'), "not a file of econmt (format foreign1, expected"),
+        (
+            whole.replace(b'"econmt-1"', b'"foreign1"'),
+            "not a file of econmt (format foreign1, expected econmt-1)",
+        ),
     ]
     for content, message in damages:
         run.best.unlink(missing_ok=True)  # a hard link to the same file
@@ -242,6 +243,21 @@ def test_a_changed_recipe_is_refused_by_default(folder: Path, capsys: pytest.Cap
     assert "belongs to another model" in line
     assert train(folder, *longer, "training.optimizer.learning_rate=0.5", "--resume-with-changes") == 0
     assert train(folder, *SMALL, "model.encoder.size=16", "--overwrite-output") == 0
+
+
+def test_a_dry_run_describes_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert re.match(r"\S+: would start a new run in \S+, on cpu\ntrains on 2,500 pairs of ", said)
+    assert "nothing is trained now" in said
+    assert "InputFeedingDecoder" in said
+    assert "vocabulary: 12 source, 12 target" in said
+    assert "2,500 pairs in " in said
+    layers = dict(re.findall(r"│ (\w+) +│ +([\d,]+) │\n", said))
+    total = re.search(r"parameters: ([\d,]+)", said)
+    assert total is not None
+    assert sum(int(count.replace(",", "")) for count in layers.values()) == int(total[1].replace(",", ""))
+    assert ModelFolder(folder / "run").commits() == []
 
 
 def test_loss_that_is_not_finite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
