@@ -234,8 +234,9 @@ class Translator:
             if self._is_copied(request, f"{where}:{number}")
         }
         if copies and self.vocabularies.factors:  # those of copied lines must fit, too
-            texts, factors = zip(*((request.text, request.factors) for request in requests), strict=True)
-            encode_sources(self.vocabularies, texts, factors, partial(self._name_of, where, numbered))
+            pairs = [(requests[index].text, requests[index].factors) for index in copies]
+            name_of = partial(self._name_of, where, [numbered[index] for index in copies])
+            encode_sources(self.vocabularies, *zip(*pairs, strict=True), name_of)
         done(len(copies))
         rest = [index for index in range(len(requests)) if index not in copies]
         with_words = [requests[index] for index in rest], [numbered[index] for index in rest]

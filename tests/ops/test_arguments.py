@@ -70,27 +70,45 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"inputs": ones(3, 4, 5)}, r"layers\[0\]\.input must be \(4H, I\) with 4H=24, I=5, got \(24, 3\)"),
         ({"inputs": ones(3, 4, 3).to_sparse()}, "inputs must be a dense tensor, got torch.sparse_coo"),
         ({"inputs": torch.ones(3, 4, 3).to(torch.float8_e4m3fn)}, "inputs must be float64, float32"),
-        ({"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), 4))}, "inputs.places must be from 0 to 3, got"),
+        (
+            {"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), 4))},
+            "inputs.places must be from 0 to 3, got 4",
+        ),
         (
             {"inputs": UniqueRows(ones(4, 3), torch.zeros(3, 4).int())},
-            "inputs.places must be an int64 tensor",
+            "inputs.places must be an int64 tensor, got",
         ),
-        ({"inputs": UniqueRows(ones(4, 3, 1), torch.zeros(3, 4).long())}, r"inputs.rows must be \(N, I\)"),
+        (
+            {"inputs": UniqueRows(ones(4, 3, 1), torch.zeros(3, 4).long())},
+            r"inputs.rows must be \(N, I\), got",
+        ),
         ({"inputs": UniqueRows(ones(4, 2), torch.zeros(3, 4).long())}, r"layers\[0\].input must be .* I=2"),
         ({"layers": ()}, r"layers is empty, at least one is needed"),
-        ({"layers": LAYER}, r"layers must be a tuple of LSTMWeights .*, got one LSTMWeights; write"),
+        (
+            {"layers": LAYER},
+            r"layers must be a tuple of LSTMWeights .*, got one LSTMWeights; write \(weights,\)",
+        ),
         ({"layers": ones(2, 3)}, r"layers must be a tuple .*, got a tensor of shape \(2, 3\)"),
         ({"layers": None}, "layers must be a tuple .*, got None"),
         ({"layers.1": ones(8)}, r"layers\[1\] must be LSTMWeights or LowRankLSTMWeights, got a tensor"),
         ({"layers.0": tuple(LAYER)}, r"layers\[0\] must be LSTMWeights .*, got a value of type tuple"),
         ({"layers.0.bias": None}, r"layers\[0\]\.bias must be a tensor, got None"),
         ({"layers.0.hidden": 5}, "hidden must be a tensor, got a value of type int"),
-        ({"layers.1.hidden": ones(24, 5)}, r"layers\[1\]\.hidden must be \(4H, H\) with .*got \(24, 5\)"),
-        ({"layers.1.input": ones(24, 3)}, r"layers\[1\]\.input must be \(4H, H\) with .*got \(24, 3\)"),
+        (
+            {"layers.1.hidden": ones(24, 5)},
+            r"layers\[1\]\.hidden must be \(4H, H\) with 4H=24, H=6, got \(24, 5\)",
+        ),
+        (
+            {"layers.1.input": ones(24, 3)},
+            r"layers\[1\]\.input must be \(4H, H\) with 4H=24, H=6, got \(24, 3\)",
+        ),
         ({"layers.1.bias": ones(6)}, r"layers\[1\]\.bias must be \(4H,\) with 4H=24, got \(6,\)"),
         ({"state": (H,)}, r"state must be a tuple of \(h, c\), one for each of 2 layers, got a tuple of 1"),
         ({"state": H}, r"state\[0\] must be \(h, c\), got a tensor"),
-        ({"state": ((ones(3, 6), ones(1, 6)),) * 2}, r"state\[0\] c must be \(B, H\) with .*got \(1, 6\)"),
+        (
+            {"state": ((ones(3, 6), ones(1, 6)),) * 2},
+            r"state\[0\] c must be \(B, H\) with B=3, H=6, got \(1, 6\)",
+        ),
         ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
         ({"lengths": torch.ones(3)}, r"lengths must be an int64 tensor, got torch\.float32"),
         ({"lengths": [4]}, "lengths must be a tensor, got a value of type list"),
@@ -131,8 +149,14 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"inputs": ones(3, 3)}, r"inputs must be \(B, T, I\), got \(3, 3\)"),
         ({"inputs": ones(3, 0, 3)}, r"inputs must have at least one position, got \(3, 0, 3\)"),
         ({"inputs": ones(3, 4, 5)}, r"forward\.input must be \(4H, I\) with 4H=24, I=5, got \(24, 3\)"),
-        ({"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), -1))}, "inputs.places must be from 0 to 3"),
-        ({"backward.hidden": ones(24, 5)}, r"backward\.hidden must be \(4H, H\) with .*got \(24, 5\)"),
+        (
+            {"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), -1))},
+            "inputs.places must be from 0 to 3, got -1",
+        ),
+        (
+            {"backward.hidden": ones(24, 5)},
+            r"backward\.hidden must be \(4H, H\) with 4H=24, H=6, got \(24, 5\)",
+        ),
         ({"backward.bias": ones(20)}, r"backward\.bias must be \(4H,\) with 4H=24, got \(20,\)"),
         ({"backward": (LAYER,)}, "backward must be LSTMWeights"),
         ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
@@ -144,7 +168,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "attentional-lstm-additive": [
         ({"inputs": ones(3, 3)}, r"inputs must be \(B, T, I\), got \(3, 3\)"),
         ({"inputs": ones(3, 0, 3)}, r"inputs must have at least one position, got \(3, 0, 3\)"),
-        ({"inputs": ones(3, 4, 2)}, r"layers\[0\]\.input must be \(4H, I\+H\) with .*got \(24, 9\)"),
+        (
+            {"inputs": ones(3, 4, 2)},
+            r"layers\[0\]\.input must be \(4H, I\+H\) with 4H=24, I\+H=8, got \(24, 9\)",
+        ),
         ({"input_feeding": False}, r"layers\[0\]\.input must be \(4H, I\) with 4H=24, I=3, got \(24, 9\)"),
         ({"weights.layers": ()}, r"layers is empty, at least one is needed"),
         ({"weights": LAYER}, "weights must be AttentionalLSTMWeights, got a value"),
@@ -157,7 +184,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"keys": ones(3, 5, 8)}, r"keys must be \(B, S, A\) with B=3, A=7, got \(3, 5, 8\)"),
         ({"values": ones(3, 6, 4)}, r"values must be \(B, S, E\) with B=3, S=5, got \(3, 6, 4\)"),
         ({"weights.score": ones(6)}, r"weights\.score must be \(A,\) with A=7, got \(6,\)"),
-        ({"weights.combine": ones(6, 11)}, r"weights\.combine must be \(H, H\+E\) with .*got \(6, 11\)"),
+        (
+            {"weights.combine": ones(6, 11)},
+            r"weights\.combine must be \(H, H\+E\) with H=6, H\+E=10, got \(6, 11\)",
+        ),
         ({"weights.combine_bias": ones(4)}, r"weights\.combine_bias must be \(H,\) with H=6, got \(4,\)"),
         ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
         ({"layer_norm": (ones(6), ones(7))}, r"layer_norm gain must be \(A,\) with A=7, got \(6,\)"),
@@ -190,7 +220,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"query": ones(3, 4, 7).long()}, r"query must be a floating point tensor, got torch\.int64"),
         ({"keys": ones(2, 5, 7)}, r"keys must be \(B, S, A\) with B=3, A=7, got \(2, 5, 7\)"),
         ({"keys": ones(3, 5, 6)}, r"keys must be \(B, S, A\) with B=3, A=7, got \(3, 5, 6\)"),
-        ({"keys": ones(3, 0, 7), "values": ones(3, 0, 4)}, r"keys must have at least one position"),
+        (
+            {"keys": ones(3, 0, 7), "values": ones(3, 0, 4)},
+            r"keys must have at least one position, got \(3, 0, 7\)",
+        ),
         ({"values": ones(3, 4, 4)}, r"values must be \(B, S, E\) with B=3, S=5, got \(3, 4, 4\)"),
         ({"score_weight": ones(7, 1)}, r"score_weight must be \(A,\) with A=7, got \(7, 1\)"),
         ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
@@ -218,7 +251,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"inputs": [[1.0]]}, "inputs must be a tensor, got a value of type list"),
         ({"weight": ones(9)}, r"weight must be \(O, I\), got \(9,\)"),
         ({"bias": ones(8)}, r"bias must be \(O,\) with O=9, got \(8,\)"),
-        ({"layout": "diagonal"}, "unknown layout 'diagonal'; available: auto, row, column, transposed"),
+        (
+            {"layout": "diagonal"},
+            "unknown layout 'diagonal'; available: auto, row, column, transposed, packed",
+        ),
         ({"implementation": "fast"}, "unknown implementation 'fast'; available: auto, reference"),
     ],
     "linear_cross_entropy": [
@@ -245,7 +281,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"stash": "none"}, "unknown stash level 'none'"),
     ],
     "sru": [  # the highway of inputs of another width has a matrix of its own
-        ({"layers.0": GateWeights(ones(18, 3), ones(24))}, r"layers\[0\].input must be \(4H, I\) with"),
+        (
+            {"layers.0": GateWeights(ones(18, 3), ones(24))},
+            r"layers\[0\].input must be \(4H, I\) with 4H=24, I=3",
+        ),
     ],
 }
 

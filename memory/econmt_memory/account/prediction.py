@@ -26,8 +26,8 @@ from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.reachable import reachable, restored
 from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt_memory.account.tracking import nested_hooks, several
-from econmt_memory.estimate import cpu_workspaces
 from econmt_memory.estimate.allocator import CachingAllocator
+from econmt_memory.estimate.cpu_workspaces import cpu_workspace
 from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
 from econmt_memory.estimate.gpu_workspaces import Workspaces
 from econmt_memory.estimate.gradients import Accumulation, accumulate_once
@@ -117,14 +117,14 @@ def _predicted(
         ):
             _fake(models, [*optimizers, *others], stand_ins.replaced)
             mode.allow_non_fake_inputs = True
-            replacements = dict(ON_GPU if on_gpu else {**REPLACEMENTS, **cpu_workspaces.REPLACEMENTS})
+            replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
             replacements[aten.nonzero.default] = partial(elements_not_zero, nonzero)
             replacements[aten.add.Tensor] = Accumulation()
             allocator = CachingAllocator() if on_gpu else None
             tracker = PredictingTracker(
                 allocator, replacements=replacements, run=following_values(ShapeCache(mode))
             )
-            tracker.workspace = Workspaces(tracker.label) if on_gpu else cpu_workspaces.cpu_workspace
+            tracker.workspace = Workspaces(tracker.label) if on_gpu else cpu_workspace
             for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
                 if parameter.layout is not torch.strided:
                     raise ValueError(
@@ -200,7 +200,7 @@ def _account_of_child() -> Account:
     torch.set_num_threads(1)  # the threads of the other process do not exist in this one
     try:
         account = _child[0]()
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the other process gets whatever it is as one line
         text = " ".join(str(error).split())
         kind = "" if text.startswith("memory.predict: ") else f"memory.predict: {type(error).__name__}: "
         raise ValueError(kind + text) from None

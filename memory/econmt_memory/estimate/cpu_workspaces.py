@@ -21,7 +21,8 @@ from econmt_memory.measure.ram import free_ram
 
 aten = torch.ops.aten
 
-PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)  # of matrices
+PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+"""Matrix products."""
 _NEVER = (aten.copy_, aten._to_copy, aten.cat, aten.zero_, aten.fill_, aten._local_scalar_dense, aten.resize_)
 """Operators that only write their results."""
 
@@ -29,15 +30,13 @@ _KNOWN: dict[Any, tuple[int, list[Tensor]]] = {}
 """Internal bytes and results without memory, by operator and arguments, shared by all predictions of the process."""
 
 
-def _onednn_lstm(*args: Any) -> tuple[Tensor, ...]:
+def onednn_lstm(*args: Any) -> tuple[Tensor, ...]:
     """Makes results of the sizes that oneDNN chooses, since it keeps what it likes for the backward pass."""
-    results = _measured(aten.mkldnn_rnn_layer.default, args, {})[1]
-    made = [args[0].new_empty(each.shape, dtype=each.dtype) for each in results]
-    made += [args[0].new_empty(0, dtype=torch.uint8)] * (len(made) == 3)  # without a backward pass
+    found = _measured(aten.mkldnn_rnn_layer.default, args, {})[1]
+    made = [args[0].new_empty(each.shape, dtype=each.dtype) for each in found]
+    if len(made) == 3:  # without a backward pass nothing is kept
+        made.append(args[0].new_empty(0, dtype=torch.uint8))
     return tuple(made) or NotImplemented
-
-
-REPLACEMENTS: dict[Any, Callable[..., Any]] = {aten.mkldnn_rnn_layer.default: _onednn_lstm}
 
 
 def cpu_workspace(func: Any) -> Callable[..., int] | None:

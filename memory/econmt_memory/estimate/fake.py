@@ -18,7 +18,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt_memory.estimate import cpu_workspaces, gpu_replacements, gradients, sequences
+from econmt_memory.estimate import gpu_replacements, gradients, sequences
+from econmt_memory.estimate.cpu_workspaces import onednn_lstm
 from econmt_memory.estimate.gpu_dispatch import as_on_gpu, standing_in
 from econmt_memory.measure.ops_package import following_rules
 from econmt_memory.measure.patches import patched
@@ -122,6 +123,7 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
     aten.native_layer_norm.default: _layer_norm,
+    aten.mkldnn_rnn_layer.default: onednn_lstm,
     **sequences.REPLACEMENTS,
 }
 """Replacements by operator; a replacement takes the operator's arguments and returns results of the right shapes."""
@@ -146,8 +148,7 @@ if hasattr(aten.addmm, "dtype_out"):  # torch 2.8 and newer
 
 def assuming_distinct(most: Callable[[int], int]) -> dict[OpOverload[..., Any], Callable[..., Any]]:
     """Returns the replacements for a CPU, where ``unique`` finds at most ``most(n)`` distinct values among n."""
-    distinct = partial(_distinct, lambda count: max(1, most(count)))
-    return {**REPLACEMENTS, **cpu_workspaces.REPLACEMENTS, aten._unique2.default: distinct}
+    return {**REPLACEMENTS, aten._unique2.default: partial(_distinct, lambda count: max(1, most(count)))}
 
 
 @contextmanager

@@ -195,9 +195,8 @@ def _forward(call: SteppedArguments, keep: bool) -> SteppedResults:
         if keep:
             for target, part in zip(results.kept, state[1:], strict=True):
                 target[number] = part
-        reads = stepped.read_product(
-            call.inputs[begin:end].contiguous()
-        )  # steps ignore those of padded positions
+        # Steps ignore what they read at padded positions.
+        reads = stepped.read_product(call.inputs[begin:end].contiguous())
         for step in steps_of(range(end - begin)):
             arguments = stepped.step(begin + step, reads[step], stepped.recurrent_product(state[0]), state)
             stepped.run.step_forward_into(arguments, state, results.outputs[begin + step])

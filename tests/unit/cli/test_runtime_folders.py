@@ -319,7 +319,10 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, made: Path) ->
         ({"vocabulary_files": []}, "vocabulary_files: not a list of 1 to 64 values"),
         ({"max_length": "60"}, "max_length: not a whole number from 1 to 10000"),
         ({"decoding": {"beam_size": 65}}, "decoding.beam_size: not a whole number from 1 to 64"),
-        ({"encoder": {"cell": "gru", "directions": [1], "residual": 1}}, "encoder.residual: not a value of"),
+        (
+            {"encoder": {"cell": "gru", "directions": [1], "residual": 1}},
+            "encoder.residual: not a value of type bool",
+        ),
         ({"encoder": {"cell": "sru"}}, "encoder.cell: not one of gru, lnglstm, lnlstm, lstm, ssru"),
     ],
 )

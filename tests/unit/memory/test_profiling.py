@@ -110,7 +110,6 @@ def test_rows_of_a_comparison() -> None:
         assert (row.precision.dtype == torch.bfloat16) == bool(narrow)
 
 
-@pytest.mark.slow
 def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> None:
     said: list[str] = []
     found = [*profile(task, ROWS, say=said.append)]

@@ -57,6 +57,13 @@ def recomputed(model: nn.Module) -> Tensor:
     return inputs.sum()
 
 
+def without_backward_pass(layer: nn.Module) -> Tensor:
+    """An LSTM that reads, of which nothing is kept."""
+    with torch.no_grad():
+        states = layer(torch.ones(8, 20, 32))[0]
+    return states.mean() * next(layer.parameters()).sum()
+
+
 @pytest.mark.parametrize(
     ("model", "loss"),
     [
@@ -65,6 +72,7 @@ def recomputed(model: nn.Module) -> Tensor:
         (nn.LSTM(32, 16, num_layers=2, bidirectional=True, batch_first=True), over_packed),
         (nn.GRU(32, 16, batch_first=True), over_packed),
         (nn.RNN(32, 16, batch_first=True), over_packed),
+        (nn.LSTM(32, 64, batch_first=True), without_backward_pass),
         (nn.Linear(32, 32), over_edges),
         (nn.Linear(32, 512), residual),
         (nn.Linear(32, 32), recomputed),
