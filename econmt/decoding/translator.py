@@ -234,9 +234,10 @@ class Translator:
             if self._is_copied(request, f"{where}:{number}")
         }
         if copies and self.vocabularies.factors:  # those of copied lines must fit, too
-            pairs = [(requests[index].text, requests[index].factors) for index in copies]
+            copied = [requests[index] for index in copies]
+            texts, factors = [each.text for each in copied], [each.factors for each in copied]
             name_of = partial(self._name_of, where, [numbered[index] for index in copies])
-            encode_sources(self.vocabularies, *zip(*pairs, strict=True), name_of)
+            encode_sources(self.vocabularies, texts, factors, name_of)
         done(len(copies))
         rest = [index for index in range(len(requests)) if index not in copies]
         with_words = [requests[index] for index in rest], [numbered[index] for index in rest]

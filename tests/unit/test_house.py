@@ -23,7 +23,7 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38426,
+    "econmt": 38427,
     "econmt_serve": 3815,
     "econmt_distill": 1941,
     "memory": 5585,
