@@ -164,7 +164,7 @@ tests 600 "cuda and not alone and not thorough" ${workers[@]+"${workers[@]}"}
 [ -z "$sanitized" ] || wait "$sanitized" || failed=1
 tests 90 alone
 step speed 90 "$python" -m scripts.bench gpu.step --only W1 W2 --variants auto --seconds 0.3 --json "$out/steps.json"
-step kernels 60 "$python" -m scripts.bench gpu.lstm 64x512
+step kernels 60 "$python" -m scripts.bench recurrent flashrnn --device cuda --precision bfloat16
 econmt 60 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
 if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
   # BLEU of the validation text, checkpoint by checkpoint, then of test2016.

@@ -8,6 +8,7 @@ gradients, the product with the inputs, which are as wide as the layer, among th
 graphs. Each side has its inputs as it likes them. "x" is the fastest other side's time over econmt_ops's, and an error
 the largest of outputs and gradients against float64, relative to the norm of the exact values.
 
+layers: LSTM layers of 100 steps, and a stack of four, beside torch.nn's.
 deepbench: the LSTM and GRU layers that DeepBench lists for training (code/kernels/rnn_problems.h), beside torch.nn's.
 flashrnn: FlashRNN's own shapes (16 rows of 768 units, 1,024 steps) and others, beside FlashRNN where it is installed;
 each of its backends is called eagerly, and has no figure where it fails. Its layers of several heads have
@@ -43,16 +44,21 @@ CHECKED = 400
 
 
 class Case(NamedTuple):
-    """Kind of a layer, its units, rows and steps, and the blocks of its recurrent matrix."""
+    """Kind of a layer, its units, rows and steps, the blocks of its recurrent matrix, and the number of layers."""
 
     kind: str
     hidden: int
     batch: int
     steps: int
     heads: int = 1
+    layers: int = 1
 
 
 SETS = {
+    "layers": (
+        *(Case("LSTM", hidden, batch, 100) for hidden in (512, 1024, 256) for batch in (64, 128)),
+        Case("LSTM", 512, 64, 100, layers=4),
+    ),
     "deepbench": (
         *(Case("LSTM", hidden, batch, 25) for hidden in (512, 1024) for batch in (16, 32, 64, 128)),
         *(Case("LSTM", 1536, batch, 50) for batch in (8, 16, 32)),
@@ -81,12 +87,12 @@ class Side:
     def __init__(self, library: Any, case: Case, precision: str, device: torch.device) -> None:
         torch.manual_seed(0)
         self.rows_first = library is econmt_ops
-        source = getattr(nn, case.kind)(case.hidden, case.hidden, device=device)
+        source = getattr(nn, case.kind)(case.hidden, case.hidden, case.layers, device=device)
         block = torch.ones(case.hidden // case.heads, case.hidden // case.heads, device=device)
         gates = len(source.weight_hh_l0) // case.hidden
         source.weight_hh_l0.data *= torch.block_diag(*[block] * case.heads).repeat(gates, 1)
         self.module: Any = getattr(library, case.kind)(
-            case.hidden, case.hidden, batch_first=self.rows_first, device=device
+            case.hidden, case.hidden, case.layers, batch_first=self.rows_first, device=device
         )
         self.module.load_state_dict(source.state_dict())
         self.module.to(TYPES[precision])
@@ -105,7 +111,7 @@ class Side:
         return passes(lambda: self.module(self.inputs)[0], leaves, self.incoming)
 
     def results(self) -> list[Tensor]:
-        """Returns outputs (B, T, H) and the gradients of inputs (B, T, H), weights and bias."""
+        """Returns outputs (B, T, H) and the gradients of inputs (B, T, H), bottom weights and bias."""
         outputs, inputs, *weights = self.passes()["both"]()
         return [self.turned(outputs), self.turned(inputs), *weights[:3]]
 
@@ -205,8 +211,8 @@ def row_of(case: Case, precision: str, device: torch.device, turns: int, with_pe
                 notes.append(f"{backend}: {brief(error)}")
     for name, side in checked.items():
         errors[f"{name}, error"] = f"{max(map(relative, side.results(), side.arranged(expected))):.1e}"
-    row: Row = {"layer": f"{case.kind} {case.hidden} x {case.batch} x {case.steps}", "heads": case.heads}
-    row["precision"] = precision
+    row: Row = {"layer": f"{case.kind} {case.hidden} x {case.batch} x {case.steps}", "precision": precision}
+    row |= {"heads": case.heads, "layers": case.layers}
     del checked, expected
     for what, suffix in (("forward", " forward"), ("both", "")):
         runs = {name: side.passes()[what] for name, side in sides.items()}
