@@ -178,7 +178,7 @@ step kernels 70 "$python" -m scripts.bench gpu.output output kernel optimizer dr
 step kernels 45 "$python" -m scripts.bench gpu.attention --positions 100
 step speed 40 "$python" -m scripts.bench gpu.step --only GNMT --precision bfloat16 --variants auto --seconds 0.3
 econmt 30 bench select iwslt --device cuda --csv "$out/choices.csv"
-step speed 30 "$python" -m scripts.bench layout --paper --graph --device cuda --csv "$out/choices.csv"
+step speed 30 "$python" -m scripts.bench layout --graph --device cuda --csv "$out/choices.csv"
 if [ "$(left)" -ge 25 ]; then
   # An interrupt here is no failure: what is left out is variants of tests that ran.
   before=$failed

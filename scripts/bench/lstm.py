@@ -21,7 +21,6 @@ from econmt.checkpoint.tensor_files import dtype_name
 from econmt.engine.devices import reproducible, seconds_of
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
-from econmt_ops.dispatch.timing import quantile
 from scripts.bench.frame import Bench, Call, replayed
 from scripts.bench.layers import largest_difference, lstm_weights, passes, peak_bytes
 from scripts.bench.lstm_schedules import Stack, Stage, stages
@@ -101,7 +100,7 @@ def rows(
 
 
 def _timed(forward: Call, both: Call, operations: int, device: torch.device, samples: int) -> Row:
-    """Returns the fastest and the median of some calls, on a GPU in a graph, and memory.
+    """Returns the fastest of some calls, on a GPU in a graph, and memory.
 
     ``operations`` are those of the forward pass.
     """
@@ -111,7 +110,6 @@ def _timed(forward: Call, both: Call, operations: int, device: torch.device, sam
         times = [seconds_of(call, device) for _ in range(samples)]
         del call
         row[f"{what}, ms"] = 1e3 * min(times)
-        row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
         row[f"{what}, GFLOP/s"] = passes_made * operations / min(times) / 1e9
     return {**row, "peak bytes": peak_bytes(both, device)}
 
@@ -120,13 +118,9 @@ def main(words: Sequence[str] | None = None) -> None:
     bench, shape = Bench(__doc__, device="auto"), StackShape()
     add = bench.add_argument
     add("--schedule", action="append", default=[], help="only schedules whose names contain this")
-    what = {"layers": "layers", "steps": "steps of a sequence", "hidden": "units", "batch": "sequences"}
-    for name, meaning in what.items():
-        add(f"--{name}", type=int, default=getattr(shape, name), help=f"{meaning} (%(default)s)")
     add("--dtype", action="append", help="types of the operands (float32 and bfloat16)")
     add("--samples", type=int, default=5, help="timed calls, of which the fastest counts (%(default)s)")
     given = bench.begin(words)
-    shape = StackShape(*(getattr(given, name) for name in what))
     types = [getattr(torch, name) for name in given.dtype or ("float32", "bfloat16")]
     schedules = chosen_stages(given.schedule, given.device.type == "cuda")
     columns = [f"{name}, {unit}" for unit in ("ms", "gain") for name in ("forward", "forward and backward")]

@@ -38,10 +38,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import econmt_ops
 from econmt.bench.rows import Row
+from scripts.bench.drop_in import PRECISIONS
 from scripts.bench.frame import FAILURES, Bench, Call, brief, in_turns
 from scripts.bench.layers import passes, relative
 
-PRECISIONS = ("bfloat16", "tf32", "ieee")
 BACKENDS = ("pad", "scan", "scan compiled", "triton")
 """Backends of TorchRL's modules, one of them also by torch.compile."""
 CHECKED = 64

@@ -72,7 +72,6 @@ def test_rows_of_the_ablation() -> None:
         )
         operations = 3 * 2 * 3 * 4 * 2 * (4 * 5) * (2 * 5)
         assert row["forward and backward, GFLOP/s"] == pytest.approx(operations / milliseconds / 1e6)
-        assert milliseconds <= row["forward and backward, median ms"]
     assert len(said) == 3
 
 
