@@ -16,7 +16,14 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHELL = ("bash", "console", "sh")
 
 ONLY_PARSED = {
-    "a GPU": ["scripts.bench gpu.", "scripts.bench resets", "--device cuda"],
+    "a GPU": [
+        "scripts.bench gpu.",
+        "scripts.bench cells --device cuda",
+        "scripts.bench account --device cuda",
+        "scripts.bench re",  # recurrent, resets
+        "scripts.bench drop-in --device cuda",
+        "scripts.bench options --device cuda",
+    ],
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "git clone"],
     "a text or a program of the reader's": [
         "scripts.bench make-laws",
