@@ -11,7 +11,7 @@
 #   seconds.txt        how long each command took
 #   environment.json   the GPU, versions and commit
 #   tests.txt          what pytest and compute-sanitizer say
-#   kernels.txt        gpu.{lstm,attention,output} of scripts.bench: a thousand equal repetitions, errors, times
+#   kernels.txt        recurrent and gpu.{attention,output} of scripts.bench: a thousand equal repetitions, errors, times
 #   speed.txt          gpu.{step,search} of scripts.bench, econmt profile, train, bench select and layout, as tables
 #   steps.json         the rows of gpu.step, with machine, versions and commit
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
