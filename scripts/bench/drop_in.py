@@ -15,7 +15,7 @@ by default, or forbidden (ieee).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -148,9 +148,4 @@ def main(words: Sequence[str] | None = None) -> None:
     if with_gpu and bench.compiled([partial(compile_kernels, *each) for each in todo]):
         return
     bench.print_header(" ".join(given.precision))
-
-    def rows() -> Iterator[Row]:
-        for case, precision in todo:
-            yield row_of(case, precision, given.device, given.turns)
-
-    bench.report(rows(), "milliseconds and MB")
+    bench.report((row_of(*each, given.device, given.turns) for each in todo), "milliseconds and MB")

@@ -63,9 +63,10 @@ def _groups(
 ) -> Iterator[_Functions]:
     """Yields the candidates of each comparison."""
     x, weight, y = (
-        _random(size, dtype, device) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
+        torch.randn(size, device=device).to(dtype)
+        for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
     )
-    turned, x_columns, y_columns = (_turned(tensor) for tensor in (weight, x, y))
+    turned, x_columns, y_columns = (tensor.t().contiguous() for tensor in (weight, x, y))
     library = _library(dtype, device)
     forward: _Functions = {
         ("forward", library, "by rows: X W^T"): lambda: torch.mm(x, weight.t()),
@@ -119,14 +120,6 @@ def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
     """Computes X W^T (N, O) by oneDNN, for ``x`` (N, I) and a ``weight`` (O, I), packed or not."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product
-
-
-def _random(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randn(size, device=device).to(dtype)
-
-
-def _turned(tensor: Tensor) -> Tensor:
-    return tensor.t().contiguous()
 
 
 def _library(dtype: torch.dtype, device: torch.device) -> str:

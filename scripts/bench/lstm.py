@@ -92,26 +92,14 @@ def rows(
             results = [part.detach().clone() for part in results]
             expected = expected or [part.double() for part in results]
             row["difference"] = largest_difference(results, expected)
-            row |= _timed(forward, both, shape.operations, device, samples)
-            for what in ("forward", "forward and backward"):
-                slowest.setdefault(what, float(row[f"{what}, ms"]))
-                row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
-            yield row
-
-
-def _timed(forward: Call, both: Call, operations: int, device: torch.device, samples: int) -> Row:
-    """Returns the fastest of some calls, on a GPU in a graph, and memory.
-
-    ``operations`` are those of the forward pass.
-    """
-    row: Row = {}
-    for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
-        call = replayed(function, device)
-        times = [seconds_of(call, device) for _ in range(samples)]
-        del call
-        row[f"{what}, ms"] = 1e3 * min(times)
-        row[f"{what}, GFLOP/s"] = passes_made * operations / min(times) / 1e9
-    return {**row, "peak bytes": peak_bytes(both, device)}
+            for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
+                call = replayed(function, device)
+                fastest = min(seconds_of(call, device) for _ in range(samples))
+                del call
+                row[f"{what}, ms"] = 1e3 * fastest
+                row[f"{what}, GFLOP/s"] = passes_made * shape.operations / fastest / 1e9
+                row[f"{what}, gain"] = slowest.setdefault(what, fastest) / fastest
+            yield row | {"peak bytes": peak_bytes(both, device)}
 
 
 def main(words: Sequence[str] | None = None) -> None:
