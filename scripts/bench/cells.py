@@ -127,7 +127,7 @@ def low_rank_weights(*parts: Tensor) -> LowRankLSTMWeights:
     return LowRankLSTMWeights(LowRank(*parts[:2]), LowRank(*parts[2:4]), parts[4])
 
 
-def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str, named: bool = False) -> list[str]:
+def ways(kind: Kind, dtype: torch.dtype, device: str, named: bool = False) -> list[str]:
     """Returns the implementations of a cell to time, the one of the rule first; of low rank all that recompute.
 
     If ``named``, every implementation but compiled ones follows once for each stash level.
@@ -136,7 +136,7 @@ def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str, named: bool = 
     if kind.rank:
         usable = [each for each in known if has_compiler() or not each.traits.warms_up]
         return [each.name for each in usable if each.traits.recomputes]
-    chosen = rule(kind.cell, device, dtype, sizes=dict(zip("BTH", size, strict=True)))
+    chosen = rule(kind.cell, device, dtype)
     if named:
         usable = [each for each in known if not each.traits.warms_up]
         levels = {each.name: LEVELS if each.traits.takes_stash else LEVELS[-1:] for each in usable}
@@ -145,9 +145,9 @@ def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str, named: bool = 
     return list(dict.fromkeys([chosen, *(each.name for each in known if each.name in wanted)]))
 
 
-def chosen_ways(kind: Kind, size: Size, dtype: torch.dtype, given: argparse.Namespace) -> dict[str, str]:
+def chosen_ways(kind: Kind, dtype: torch.dtype, given: argparse.Namespace) -> dict[str, str]:
     """Returns the implementations of a cell to time by the names of their rows, those that --only keeps."""
-    names, chosen = ways(kind, size, dtype, given.device.type, given.grid), {}
+    names, chosen = ways(kind, dtype, given.device.type, given.grid), {}
     for way in names:
         label = f"{kind.label:10} {way}"
         if way == names[0] and not kind.rank and given.device.type == "cuda":
@@ -177,7 +177,7 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterat
     shape: Row = {**size._asdict(), "dtype": str(dtype)[6:]}
     rows: dict[str, Row] = {LIBRARY: {**shape, "layer": LIBRARY}}
     for kind in kinds_of(given):
-        chosen = chosen_ways(kind, size, dtype, given)
+        chosen = chosen_ways(kind, dtype, given)
         if not chosen:
             continue
         layer = Layer(kind, size, dtype, given.device)
@@ -226,7 +226,7 @@ def behind(rows: Sequence[Row]) -> None:
 def compiling(name: str, size: Size, dtype: torch.dtype, named: bool = False) -> None:
     """Runs a cell once over a few steps, as in a captured step."""
     with captured():
-        known = ways(Kind(name), size, dtype, "cuda", named)
+        known = ways(Kind(name), dtype, "cuda", named)
         layer = Layer(Kind(name), size._replace(steps=4), dtype, torch.device("cuda"))
         for way in known if named else known[:1]:
             layer.passes(way)["both"]()
@@ -260,7 +260,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if on_gpu and bench.compiled(jobs):
         return 0
     with captured(on_gpu):
-        if not any(chosen_ways(kind, *case, given) for kind in kinds_of(given) for case in cases):
+        if not any(chosen_ways(kind, dtype, given) for kind in kinds_of(given) for dtype in dtypes):
             bench.error(
                 f"--only {' '.join(given.only)}: in no row's name; the rows are named as 'lstm triton (auto)'"
             )

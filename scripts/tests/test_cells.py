@@ -31,7 +31,7 @@ def test_layers_have_the_parameters_of_their_rank() -> None:
         cells.Layer(cells.Kind("lstm", rank), size, torch.float32, CPU).parameters for rank in (0, 2, 3)
     ]
     assert counts == [2 * 400 + 40, 2 * 2 * 50 + 40, 2 * 3 * 50 + 40]
-    assert cells.ways(cells.Kind("lstm", 2), size, torch.float32, "cpu") == ["recompute"]
+    assert cells.ways(cells.Kind("lstm", 2), torch.float32, "cpu") == ["recompute"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -19,6 +19,7 @@ from econmt_ops.dispatch.device_limits import H200, limits_of
 from econmt_ops.dispatch.rule import MODE, captured, leanest, rule, rules_only
 from econmt_ops.dispatch.select import Problem, run
 from econmt_ops.dispatch.traits import Candidate, Traits
+from econmt_ops.layers.op import _is_light as is_light_gru
 from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
 from tests.conftest import PlayGPU
@@ -147,14 +148,6 @@ def test_kernels_go_before_all_others_on_their_devices() -> None:
         assert resolved("auto", available, VARIABLE) == "triton/cells"
         assert resolved("auto", available) == "triton"
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
-    small: Any = {"serves": lambda sizes, detail: sizes["H"] < 9 and not detail}
-    picky = made(c=Traits(devices=frozenset({"cpu"}), has_kernels=True, **small))
-
-    def run_with(size: int, detail: str = "") -> str:
-        problem = Problem("extreme", VARIABLE, torch.float32, {"H": size}, detail)
-        return run(problem, lambda it, *_: it.label, picky, "auto")
-
-    assert (run_with(8), run_with(9), run_with(8, "thin")) == ("c", "reference", "reference")
     half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
     assert resolved("auto", half) == "reference"
 
@@ -176,26 +169,25 @@ def test_the_rule_of_a_recurrent_op(op: str) -> None:
 
 
 def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(reference, "recurrent_tf32", lambda: False)
-    assert is_light(128, 100, 512, torch.float32, cuda)
-    assert not is_light(128, 100, 512, torch.bfloat16, cuda)
+    assert is_light(128, 100, 512, torch.float32, CUDA)
+    assert not is_light(128, 100, 512, torch.bfloat16, CUDA)
     # In a graph single steps are faster where there are many units.
     with captured():
-        assert not is_light(64, 100, 1024, torch.float32, cuda)
-        assert not is_light(128, 100, 512, torch.float32, cuda)
+        assert not is_light(64, 100, 1024, torch.float32, CUDA)
+        assert not is_light(128, 100, 512, torch.float32, CUDA)
         for batch, hidden in ((64, 128), (256, 1024), (1, 512)):
-            assert is_light(batch, 100, hidden, torch.float32, cuda)
+            assert is_light(batch, 100, hidden, torch.float32, CUDA)
     # With TF32 allowed a launch of ours serves float32.
     monkeypatch.setattr(reference, "recurrent_tf32", lambda: True)
-    assert not is_light(128, 100, 512, torch.float32, cuda)
-    # But cuDNN's is faster where layers are small.
-    assert is_light(128, 100, 64, torch.float32, cuda)
-    assert not is_light(512, 100, 64, torch.float32, cuda)
+    # But cuDNN's is faster where layers are small, or wider than a launch has room for. In 16 bits it would keep c in them.
+    for batch, hidden, light in ((128, 512, 0), (128, 64, 1), (512, 64, 0), (128, 1600, 0), (128, 1601, 1)):
+        assert is_light(batch, 25, hidden, torch.float32, CUDA) == light
+        assert not is_light(batch, 25, hidden, torch.bfloat16, CUDA)
     monkeypatch.setattr(reference, "recurrent_tf32", lambda: False)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
-    assert not is_light(128, 100, 512, torch.float32, cuda)
+    assert not is_light(128, 100, 512, torch.float32, CUDA)
     # What is light goes before kernels.
     available = made(triton=replace(LOOPS, has_kernels=True))
     assert resolved("auto", available, VARIABLE, is_light=True) == "reference"
@@ -203,14 +195,20 @@ def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> Non
         assert resolved("auto", available, VARIABLE, is_light=True) == "triton/gates"
 
 
+def test_a_gru_in_a_graph_is_cudnns_if_it_is_wide() -> None:
+    assert is_light_gru(64, 1500, 1024, torch.bfloat16, CUDA)
+    with captured():
+        light = [is_light_gru(32, 187, hidden, torch.bfloat16, CUDA) for hidden in (1024, 1536)]
+    assert light == [False, True]
+
+
 def test_a_light_lstm_is_the_reference() -> None:
-    cpu = torch.device("cpu")
-    assert is_light(64, 25, 256, torch.float32, cpu)
+    assert is_light(64, 25, 256, torch.float32, CPU)
     # Gates of more than 16 MiB, wide layers, many steps of a 16-bit type.
-    assert not is_light(64, 100, 512, torch.float32, cpu)
-    assert not is_light(1, 5, 1024, torch.float32, cpu)
-    assert is_light(16, 15, 1024, torch.bfloat16, cpu)
-    assert not is_light(16, 25, 256, torch.bfloat16, cpu)
+    assert not is_light(64, 100, 512, torch.float32, CPU)
+    assert not is_light(1, 5, 1024, torch.float32, CPU)
+    assert is_light(16, 15, 1024, torch.bfloat16, CPU)
+    assert not is_light(16, 25, 256, torch.bfloat16, CPU)
 
     def runs(implementation: str = "auto", stash: str = "auto") -> str:
         return resolved(implementation, made(recompute=LOOPS), VARIABLE, stash, is_light=True)

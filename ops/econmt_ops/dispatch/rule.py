@@ -120,19 +120,17 @@ def rule(
     *,
     gradients: bool = True,
     among: Mapping[str, Candidate] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    detail: str = "",
 ) -> str:
     """Returns the name of the implementation that "auto" selects where no measurements exist.
 
     Kernels come first. Otherwise an op recomputes if a backward pass follows (``gradients``). On a GPU the many small
     kernels of an op that loops over steps take longer to launch than to run, so there such an op recomputes only in a
-    captured step. ``among``: implementations by name, by default all of the op; ``sizes`` None: any problem.
+    captured step. ``among``: implementations by name, by default all of the op.
     """
     available = implementations_of(op) if among is None else among
     served = [each for each in available.values() if can_run(each.traits, device, dtype)]
     for each in served:
-        if each.traits.has_kernels and (sizes is None or each.traits.serves(sizes, detail)):
+        if each.traits.has_kernels:
             return each.name
     first = next(iter(available.values()))
     for each in served if gradients or first.traits.is_last else ():

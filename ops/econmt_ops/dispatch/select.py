@@ -97,15 +97,8 @@ class _Choice(NamedTuple):
         if name == "auto" and (is_light or is_transformed()):
             name = next(iter(self.available))
         elif name == "auto":
-            name = rule(
-                problem.op,
-                problem.device_type,
-                problem.dtype,
-                gradients=problem.keeps_gradients,
-                among=self.available,
-                sizes=problem.sizes,
-                detail=problem.detail,
-            )
+            kind, gradients = problem.device_type, problem.keeps_gradients
+            name = rule(problem.op, kind, problem.dtype, gradients=gradients, among=self.available)
         return self._candidate(self.available[name], self.stash, self.options[0])
 
     def by_measurements(self, default: Candidate, call: Callable[..., Any]) -> Candidate:
@@ -124,9 +117,7 @@ class _Choice(NamedTuple):
         candidates: dict[str, Candidate] = {}
         for each in self.available.values():
             if self.implementation == each.name or (
-                self.implementation == "auto"
-                and can_run(each.traits, problem.device.type, problem.dtype)
-                and each.traits.serves(problem.sizes, problem.detail)
+                self.implementation == "auto" and can_run(each.traits, problem.device.type, problem.dtype)
             ):
                 levels = (
                     STASHES if limited and self.stash == "auto" and each.traits.takes_stash else (self.stash,)

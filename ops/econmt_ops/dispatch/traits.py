@@ -56,8 +56,6 @@ class Traits:
         is_last: True if it is used only where no other can run, with or without gradients: a Python loop over many
             steps.
         is_available: Returns True if this machine can run it or, in an estimate, the device that it is for.
-        serves: Returns True if it supports a problem, by sizes (letters as in `Shapes`) and detail; not consulted if
-            the call names the implementation.
         fake_implementation: Implementation of the op that allocates the same bytes, to trace instead of this one on
             tensors without values; "" if this one can be traced, as kernels can: their launches do nothing there.
         costs: Costs of operators of torch.library that cannot be traced, by name; called with the operator's arguments.
@@ -74,7 +72,6 @@ class Traits:
     has_kernels: bool = False
     is_last: bool = False
     is_available: Callable[[], bool] = _always
-    serves: Callable[[Mapping[str, int], str], bool] = _always
     fake_implementation: str = ""
     costs: Mapping[str, Callable[..., Cost]] = field(default_factory=dict)
 

@@ -58,8 +58,7 @@ def scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
 
 def _scan_by(like: Tensor, gradients: bool) -> str:
     """Returns the implementation for a scan of (B, T, H), restricted to those that share one operator."""
-    sizes = dict(zip("BTH", like.shape, strict=True))
-    name = rule("linear_recurrence", device_of(like), like.dtype, gradients=gradients, sizes=sizes)
+    name = rule("linear_recurrence", device_of(like), like.dtype, gradients=gradients)
     return "chunk" if name == "reference" else name
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+from econmt_ops.backends.triton import MOST_UNITS
 from econmt_ops.cells import lstm as cell
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
@@ -65,7 +66,7 @@ _FEW_STEPS = 16
 """Steps up to which a loop in 16-bit types does not profit from packed weights."""
 
 
-_FEWEST_UNITS, _STATES = 256, range(8192, 1 << 18)
+_UNITS, _STATES = range(256, MOST_UNITS + 1), range(8192, 1 << 18)
 """Units, and values of h, for which steps in IEEE float32 in a CUDA graph take less time than cuDNN's layer.
 
 On an H200, both passes of 100 steps of 64 rows: 9.72 and 12.99 ms of 1,024 units, 4.12 and 4.84 of 512, 2.50 and 3.07
@@ -78,16 +79,16 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
 
     On a GPU in IEEE float32 it is cuDNN's layer, which holds its weights in registers for all steps; no launch of ours
     has room for them in that type. In a CUDA graph single steps are faster where there are many units. With TF32 it is
-    cuDNN's layer for few units. ``dtype`` is the compute type.
+    cuDNN's layer for few units, and for more than a launch has room for. ``dtype`` is the compute type.
     """
     if torch.compiler.is_compiling():
         return False
     if device.type == "cuda":
         cudnn = torch.backends.cudnn
         served = dtype == torch.float32 and cudnn.enabled and cudnn.is_available()  # type: ignore[no-untyped-call]
-        if served and recurrent_tf32():
+        if served and hidden <= MOST_UNITS and recurrent_tf32():
             return hidden <= _SMALL and batch < _MANY_ROWS
-        return served and not (MODE.captured and hidden >= _FEWEST_UNITS and batch * hidden in _STATES)
+        return served and not (MODE.captured and hidden in _UNITS and batch * hidden in _STATES)
     if device.type != "cpu":
         return False
     exact = accumulate_dtype(dtype)

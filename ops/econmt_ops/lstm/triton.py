@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import MOST_UNITS, interpreted, with_kernels
+from econmt_ops.backends.triton import interpreted, with_kernels
 from econmt_ops.core.precision import recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.device_limits import limits_of
@@ -29,9 +29,7 @@ from econmt_ops.lstm.persistent_operands import LayerSettings, LayerTensors
 from econmt_ops.products.repeated import Inputs, UniqueRows, values_of
 from econmt_ops.products.stack import StackOptions, run_stack
 
-TRAITS = with_kernels(
-    recompute.TRAITS, model_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS
-)
+TRAITS = with_kernels(recompute.TRAITS, model_stash="attention")
 
 
 def products_type(inputs: Tensor) -> torch.dtype | None:
