@@ -28,9 +28,9 @@ MOST_LINES = {
     "econmt_distill": 1941,
     "memory": 5585,
     "runtime": 2182,
-    "ops": 23345,
+    "ops": 23341,
     "scripts": 14964,
-    "tests": 55541,
+    "tests": 55539,
 }
 """Lines of Python below each folder; they may only fall."""
 
