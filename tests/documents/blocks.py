@@ -27,6 +27,7 @@ ONLY_PARSED = {
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "git clone"],
     "a text or a program of the reader's": [
         "scripts.bench make-laws",
+        "scripts.libretranslate_tests",
         "paste all.",
         "--validation-hook",
         "distill --command",

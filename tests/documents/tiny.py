@@ -49,7 +49,6 @@ SCRIPTS = {
     "language-model": "--hidden 8 --batch 2 --vocabulary 20 --seconds 0.01 --threads 1 --device cpu",
     "parallel": "--processes 1,2 --length 4 --seconds 0.1 --limit 60 --device cpu",
     "account": "--models LoRA --rounds 1 --size 1",
-    "buckets": "",
     "choices": "--part 1/140 --seconds 0.2 --threads 1",
     "layout": "--seconds 0.01 --threads 1 --dtype float32 --device cpu",
     "cells": "--sizes 2x4x8 --ranks 2 --turns 1 --device cpu",
@@ -119,7 +118,7 @@ def shrink_script(words: Sequence[str]) -> list[str]:
     small = shlex.split(SCRIPTS[name])
     own = [_placed(word) for word in words[first:end]]
     own = _without(own, [*(word for word in small if word.startswith("--")), *LEFT_OUT])
-    if name in ("parallel", "buckets"):
+    if name == "parallel":
         own = _with_keys(own, _keys(next(word for word in own if not word.startswith("-"))))
     if name == "scripts.soak draw":  # what is drawn took half an hour
         own = [str(SOAKS / word) if (SOAKS / word).is_file() else word for word in own]

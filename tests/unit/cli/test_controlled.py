@@ -321,7 +321,7 @@ def test_a_line_in_capitals_and_markup_keep_their_form(model: econmt.TrainedMode
 
 
 def test_the_server_annotates_the_terms_of_requests(model: econmt.TrainedModel) -> None:
-    served = LoadedModels(model, Settings(glossary_mode="annotate"), 0)
+    served = LoadedModels(model, Settings(glossary_mode="annotate"))
     request = econmt.Request("a b c", glossary=TERMS)
     answers = served.translate([request], TranslationJob(constrained=True))
     expected = model.translate(["a b c"], glossary=TERMS, glossary_mode="annotate")[0].text

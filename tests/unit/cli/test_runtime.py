@@ -33,7 +33,6 @@ from econmt_ops.backends.c import library as structures
 from econmt_runtime import RuntimeInputError, library
 from econmt_runtime.__main__ import _listed, _translate, main
 from econmt_runtime.arrays import read_arrays
-from econmt_runtime.lines import file_chunks
 from econmt_runtime.shapes import ShapeError, check_shapes
 from econmt_runtime.text import RuntimeWords, normalized, one_line
 from econmt_runtime.translator import RuntimeTranslation
@@ -143,15 +142,6 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         found = econmt_runtime.load(made, beam_size=beam).translate(LINES)
         assert_alike(found, exact(folder).translate(LINES, beam_size=beam), abs=1e-4)
         assert len({each.score for each in found}) > 3
-
-
-@pytest.mark.parametrize("size", [1, 3, 4, 1000])
-def test_lines_are_whole_in_any_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("econmt_runtime.lines._READ", size)
-    file = tmp_path / "text"
-    for content, wanted in (("abcdef\nx\n", ["abcdef", "x"]), ("a\n\nbcdefg", ["a", "", "bcdefg"])):
-        file.write_text(content)
-        assert [line for chunk in file_chunks(file) for line in chunk] == wanted
 
 
 def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_lines_are_read_as_by_econmt(name: str, tmp_path: Path, monkeypatch: pyt
     path, packed = tmp_path / "text", tmp_path / "text.gz"
     path.write_bytes(TEXTS[name])
     packed.write_bytes(gzip.compress(TEXTS[name]))
-    for file in (path, packed):
+    for file, block in ((path, 1 << 17), (path, 1 if len(TEXTS[name]) < 100 else 1000), (packed, 1 << 17)):
+        monkeypatch.setattr(lines, "_READ", block)
         assert ended(lines.file_chunks(file)) == ended(read_lines(file))
     with path.open("rb") as one, path.open("rb") as other:
         monkeypatch.setattr(sys, "stdin", other)

@@ -19,7 +19,7 @@ from econmt_serve.files import WORD, read_file
 from econmt_serve.settings import Refused, Settings
 from econmt_serve.text.passages import Hypothesis, TextDivision, division
 from econmt_serve.text.sentences import sentence_spans
-from tests.unit.serving.conftest import Answer, Client, serving
+from tests.unit.serving.conftest import Answer, Client, form, serving
 
 HEAD = (
     '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n<w:document xmlns:w="http://schemas.openxmlformats.org'
@@ -163,9 +163,6 @@ def test_pages_keep_their_encoding() -> None:
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
     written = b'<meta charset="iso-8859-1"><p>\xfc&#128512;</p>', "text/html; charset=windows-1252"
     assert file.written([same("\u00fc\U0001f600")]) == written
-    text = "\ufeffa\r\n".encode()
-    written = "\ufeffb\r\n".encode(), "text/plain; charset=utf-8"
-    assert read_file(text, "text/plain", TextDivision()).written([same("b")]) == written
 
 
 def test_an_answer_has_the_encoding_it_names() -> None:
@@ -225,15 +222,6 @@ def test_files_are_translated(client: Client, model: TrainedModel, monkeypatch: 
     assert send(client, b"a", "").status == 415
 
 
-def form(*parts: tuple[str, str, bytes]) -> tuple[bytes, str]:
-    """A form of parts, each with its name, further lines of its head and its content; and its content type."""
-    written = b"".join(
-        f'--=b+/\r\nContent-Disposition: form-data; name="{name}"{head}\r\n\r\n'.encode() + content + b"\r\n"
-        for name, head, content in parts
-    )
-    return b"before\r\n" + written + b"--=b+/--\r\n", 'Multipart/Form-Data; boundary="=b+/"'
-
-
 def test_rules_for_words_hold_in_files_as_in_text(client: Client, model: TrainedModel) -> None:
     plain, marked = (model.translate([text])[0].text for text in ("a b c", "C d"))
     avoid, term = plain[:2], b"# two\r\n\r\nC d = BA\r\n"
@@ -253,14 +241,14 @@ def test_rules_for_words_hold_in_files_as_in_text(client: Client, model: Trained
     assert answer.content.decode() == f"<p>{one}\r\n<p>{two}</p>\r\n--"
     assert answer.headers["content-type"] == "text/html; charset=koi8-r"
     assert send(client, *form(file)).content.decode() == f"<p>{plain}\r\n<p>{marked}</p>\r\n--"
-    one_part = "a form has one part named file, and at most one named glossary"
+    twice = "a field is given twice"
     for parts, status, said in (
-        (words, 400, one_part),
-        ((file, file), 400, one_part),
-        ((file, words[1], words[1]), 400, one_part),
+        (words, 400, "missing file parameter"),
+        ((file, file), 400, twice),
+        ((file, words[1], words[1]), 400, twice),
         ((file, ("other", "", b"1")), 400, "other: unknown"),
         ((file, ("glossary", "", b"a\n")), 400, "glossary:1: "),
-        ((file, ("glossary", "", b"\xff")), 400, "glossary: not in UTF-8"),
+        ((file, ("glossary", "", b"\xff")), 400, "no form that can be read"),
         ((file, ("avoid", "", b" ")), 400, "avoid[0]"),
         ((file, *[words[0]] * 1005), 400, "avoid: "),
         ((file, ("avoid", "", b"A" * 501)), 413, "have 502 characters, more than 500"),
@@ -269,11 +257,18 @@ def test_rules_for_words_hold_in_files_as_in_text(client: Client, model: Trained
         refused = send(client, *form(*parts))
         assert (refused.status, said in refused.json["error"]) == (status, True), refused.content
     assert send(client, b"a", "multipart/form-data").status == 415
+    fields = ("source", "", b"src"), ("target", "", b"trg")
+    for name, kind in (("a.HTML", ""), ("a.html", "\r\nContent-Type: application/octet-stream")):
+        named = "file", f'; filename="{name}"{kind}', b"<p>a b c"
+        assert send(client, *form(*fields, named)).content.decode() == f"<p>{plain}"
 
 
 def test_files_have_a_limit_and_need_the_key(folder: Path) -> None:
     with serving(folder, Settings(most_file_characters=3), Keys(["k"])) as client:
         assert send(client, b"abc", "text/plain").status == 403
         assert send(client, b"abc", "text/plain", key="k").status == 200
+        file = "file", '; filename="a.txt"', b"abc"
+        for key, status in ((b"no", 403), (b"k", 200)):
+            assert send(client, *form(file, ("api_key", "", key))).status == status
         refused = send(client, b"abcd", "text/plain", key="k")
         assert (refused.status, "more than the 3 characters" in refused.json["error"]) == (413, True)
