@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "runtime/README.md",
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
