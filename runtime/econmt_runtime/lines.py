@@ -100,9 +100,8 @@ def decode_line(raw: bytes, where: str, number: int) -> str:
         raise RuntimeInputError(
             f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?"
         )
-    raw = raw.removesuffix(b"\r")
     try:
-        line = raw.decode("utf-8")
+        line = raw.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         raise RuntimeInputError(
             f"{where}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "

@@ -225,7 +225,7 @@ def test_a_lexicon_is_learnt_from_pairs_that_the_model_takes(call: Call, copy: P
     (tmp_path / "text.src").write_text("a b\n\na\na b a\na b a b\n b \n")
     (tmp_path / "text.trg").write_text("B A\nA\n \nA B A\nA\nA B A B\n")
     ended = call("lexicon -m", copy, "-o", tmp_path / "lexicon", "--corpus", tmp_path / "text").succeeded()
-    assert "from 2 pairs" in ended.err
+    assert "learnt the translations of 2 words from 2 pairs" in ended.err
 
 
 def test_the_best_are_those_of_early_stopping(

@@ -52,8 +52,8 @@ TEXTS = {
     "UTF-16": "a b c\n".encode("utf-16"),
     "decomposed": "e\u0301 a\n".encode(),
     "a long line": b"a " * 200_000 + b"\nb\n",
-    "the longest line": b"a\n" + b"x" * (LIMIT - 1),
-    "a byte more": b"a\n" + b"x" * LIMIT,
+    "the longest line": b"a\n" + b"x" * (LIMIT - 1) + b"\nb",
+    "a byte more": b"a\n" + b"x" * LIMIT + b"\n",
 }
 
 

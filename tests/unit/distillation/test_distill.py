@@ -101,8 +101,7 @@ def test_results_are_printed_and_written_as_json(
     written = json.loads((folder / "out/results.json").read_text())
     assert {key: written[key] for key in results} == results
     assert "python out/runtime < TEXT" in done.err
-    references = folder / "out/model/prepared/test.target.txt"
-    references.write_text((folder / "test.src").read_text().upper())
+    (folder / "test.trg").write_text((folder / "test.src").read_text().upper())
     assert json.loads(call(*words(program(), "--json")).out)["models"][0]["bleu"] == pytest.approx(100.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,7 @@ def test_a_folder_that_is_not_of_econmt_is_refused_and_untouched(
 def test_a_dry_run_writes_nothing(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    importlib.import_module("torch._dynamo")  # which makes its temporary folder when it is first imported
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
