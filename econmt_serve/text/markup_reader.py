@@ -87,8 +87,8 @@ def _passage(text: str, how: TextDivision, *, html: bool) -> Passage:
 
 
 def _meaning(raw: str) -> str:
-    """Returns the text of a page's characters and references."""
-    return unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw))
+    """Returns the text of a page's characters and references without soft hyphens, which models take for letters."""
+    return unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw)).replace("\N{SOFT HYPHEN}", "")
 
 
 class _NamedTag(NamedTuple):

@@ -98,7 +98,7 @@ PAGES = [
     ("see <u></u>", ["see"], "SEE <u></u>"),
     ("<p>see <img id=a><i id=b><u></u><b></b><img>me</i></p>", ["see me"], "<p>SEE <img id=a><i id=b><u></u><b></b><img>ME</i></p>"),
     ("<p><b>One!</b> Or <img> <b>two <u>at once?</u></b> No.", ["One!", "Or two at once?", "No."], "<p><b>ONE!</b> OR <img> <b>TWO <u>AT ONCE?</u></b> NO."),
-    ("say hel<WBR>lo to", ["say hello to"], "SAY <WBR>HELLO TO"),
+    ("say hel<WBR>lo to&shy;day", ["say hello today"], "SAY <WBR>HELLO TODAY"),
 ]  # fmt: skip
 
 
