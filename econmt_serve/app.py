@@ -174,15 +174,16 @@ class Service:
         A key in the head, or the rate where no key is needed, is checked before the body is read. For a key in the body
         the client's address must have requests left, and requests with a wrong key count.
         """
-        key, address = _client(request)
-        admitted = key != "" or not self._keys.wanted
+        (key, address), kind = _client(request), request.headers.get("content-type", "")
+        may_have_key = not is_file or kind.lower().startswith("multipart/")
+        admitted = key != "" or not (self._keys.wanted and may_have_key)
         if admitted:
             self._admit(key, address)
         else:
             self._rates.take(address, 0.0)
         try:
             async with self._bodies.received(request, most) as content:
-                tree = queries.read_tree(content, request.headers.get("content-type", ""), is_file=is_file)
+                tree = queries.read_tree(content, kind, is_file=is_file)
                 if not admitted:
                     key = tree["api_key"] if isinstance(tree.get("api_key"), str) else ""
                     self._keys.check(key)
@@ -265,8 +266,9 @@ class Service:
                 plain = [requests.Request(text, avoid=body.avoid) for text, _ in part]
                 lines = await asyncio.to_thread(queries.with_terms, plain, glossary, served.source)
                 tasks = [TranslationJob(attention=marked) for _, marked in part]
-                found = await _answers(request, self._submit(served, lines, tasks))
-                translations += map(hypothesis_of, found)
+                translations += map(
+                    hypothesis_of, await _answers(request, self._submit(served, lines, tasks))
+                )
             written, kind = await _unless_left(request, self._files.write(task, content, translations))
         headers = {**answers.SAFE_HEADERS, "Content-Disposition": "attachment", "Content-Type": kind}
         return Response(written, headers=headers)

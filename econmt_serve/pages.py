@@ -124,11 +124,7 @@ def specification(*, keys: bool) -> dict[str, Any]:
     scheme = {"type": "http", "scheme": "bearer"}
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "econmt",
-            "version": __version__,
-            "description": "LibreTranslate's interface, and more.",
-        },
+        "info": {"title": "econmt", "version": __version__, "description": "LibreTranslate's API, and more."},
         "paths": paths,
         "components": {"schemas": schemas, **({"securitySchemes": {"key": scheme}} if keys else {})},
         **({"security": [{"key": []}]} if keys else {}),

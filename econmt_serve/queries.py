@@ -145,7 +145,7 @@ def read_tree(content: bytes, content_type: str, *, is_file: bool = False) -> di
     if form is None and name != "application/x-www-form-urlencoded" and (name or content):
         problem = f"content type {shortened(name) or 'none'} is not read"
         raise Refused(415, f"{problem}; send application/json or a form")
-    tree: dict[str, Any] = {}
+    tree = dict[str, Any]()
     try:
         for name, value in _form_fields(content, form[1] if form else None):
             if name == "avoid":

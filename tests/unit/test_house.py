@@ -24,12 +24,12 @@ MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
     "econmt": 38427,
-    "econmt_serve": 3815,
+    "econmt_serve": 3813,
     "econmt_distill": 1941,
     "memory": 5585,
     "runtime": 2182,
     "ops": 23345,
-    "scripts": 14988,
+    "scripts": 14969,
     "tests": 55541,
 }
 """Lines of Python below each folder; they may only fall."""

@@ -120,7 +120,8 @@ def test_a_client_that_does_not_read_is_let_go(folder: Path, monkeypatch: pytest
 def test_a_key_in_the_head_is_looked_at_before_the_body(folder: Path) -> None:
     head = POST + b"Authorization: Bearer %s\r\nContent-Length: 100\r\n\r\n"
     with serving(folder, Settings(requests_a_minute=2, read_seconds=PATIENCE), Keys(["sesame"])) as client:
-        assert [statuses(exchange(client, head % b"wrong")) for _ in range(3)] == [[403], [403], [429]]
+        sent = head % b"wrong", FILE % 100, head % b"wrong"
+        assert [statuses(exchange(client, each)) for each in sent] == [[403], [403], [429]]
         body = {**JSON, "Authorization": "bearer sesame"}
         assert [client.ask("POST", "/translate", b"{", body).status for _ in range(3)] == [400, 400, 429]
         assert statuses(exchange(client, head % b"sesame")) == [429]
