@@ -70,7 +70,7 @@ def attention_backend(
         query.dim() == key.dim() == value.dim() == 4
         and min(query.numel(), key.numel(), value.numel()) > 0
         and query.shape[0] == key.shape[0] == value.shape[0]
-        and all(tensor.stride(-1) == 1 for tensor in (query, key, value))
+        and all(tensor.stride(-1) == 1 for tensor in (query, key, value, query if mask is None else mask))
         and (same_heads or grouped)
     )
     in_half = dense and query.dtype in _HALF

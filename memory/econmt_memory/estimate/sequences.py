@@ -26,7 +26,7 @@ _FOLLOWED = {
     "clamp", "clone", "constant_pad_nd", "copy_", "cumsum", "detach", "div", "eq", "expand", "fill_", "flip",
     "floor", "floor_divide", "full", "full_like", "ge", "gt", "index", "index_put_", "index_select", "le",
     "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "max", "min", "mul", "ne",
-    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "remainder", "rsub", "scalar_tensor",
+    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "rand", "remainder", "rsub", "scalar_tensor",
     "select", "slice", "sort", "squeeze", "sub", "sum", "t", "transpose", "unbind", "unsqueeze", "view", "where",
     "zeros", "zeros_like",
 }  # fmt: skip

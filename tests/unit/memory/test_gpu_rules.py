@@ -72,6 +72,7 @@ HALF = torch.bfloat16
         (torch.float32, 64, 32, {"off": "mem_efficient"}, "math"),
         (torch.float16, 20, 32, {"mask": True}, "math"),  # no multiple of eight
         (torch.float32, 20, 32, {}, "efficient"),
+        (torch.float32, 64, 32, {"mask": True, "transposed": True}, "math"),  # as the position biases of T5
     ],
 )
 def test_attention_takes_the_kernel_of_a_gpu(
@@ -80,6 +81,7 @@ def test_attention_takes_the_kernel_of_a_gpu(
     query = torch.zeros(2, 4, steps, size, dtype=dtype)
     mask = torch.zeros(steps, steps) if settings.keys() & {"mask", "learnt"} else None
     if mask is not None:
+        mask = mask.mT if "transposed" in settings else mask
         mask.requires_grad_("learnt" in settings)
     for name in settings.get("off", "").split():
         monkeypatch.setattr(torch.backends.cuda, f"{name}_sdp_enabled", lambda: False)

@@ -107,7 +107,7 @@ def test_lengths_that_are_unknown_are_the_longest() -> None:
     assert peak(torch.tensor([6, 3, 1])) < longest == peak(torch.empty(3, dtype=torch.int64, device="meta"))
 
 
-def test_masks_of_constants_are_known_until_something_unknown_is_written_to_them() -> None:
+def test_masks_of_constants_and_draws_are_known_until_something_unknown_is_written_to_them() -> None:
     tokens = torch.ones(2, 8, dtype=torch.int64)
 
     def step() -> None:
@@ -116,11 +116,12 @@ def test_masks_of_constants_are_known_until_something_unknown_is_written_to_them
         part.fill_(0)
         conditions = [bool((mask > 1).any()), bool(mask.all()), bool((mask == 0).any())]
         part.mul_(tokens[:, :4])
-        print([*conditions, bool((mask > 1).any())], file=said)
+        drawn = [bool(torch.rand([]) < limit) for limit in (0, 1)]  # whether a layer is left out
+        print([*conditions, bool((mask > 1).any()), *drawn], file=said)
 
     said = io.StringIO()
     memory.predict(step, device="cpu")
-    assert said.getvalue().splitlines() == 2 * ["[False, False, True, True]"]
+    assert said.getvalue().splitlines() == 2 * ["[False, False, True, True, False, True]"]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
