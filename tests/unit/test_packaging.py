@@ -173,13 +173,30 @@ def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None
     metadata = described(wheel)
     assert "\nName: econmt-memory\n" in metadata
     assert f"\nVersion: {__version__}\n" in metadata
-    needs = re.findall(r"^Requires-Dist: (\w+)", metadata, re.MULTILINE)
+    needs = re.findall(r"^Requires-Dist: (\w+)[^;]*$", metadata, re.MULTILINE)
     assert needs == ["torch", "numpy", "rich"]
     done = python_in(wheel, tmp_path, "-c", ACCOUNT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "where the bytes of a training step went" in done.stdout
     assert done.stdout.splitlines()[-3:] == ["0 True", "3072", "[]"]
     assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_memory_account_is_tested_where_econmt_is_not(tmp_path: Path) -> None:
+    account = "tests/unit/memory/account"
+    for name in ("memory", account):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=IGNORED)
+    for name in ("tests/conftest.py", "tests/extras.py", "tests/unit/conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / account / "test_account_gpu.py").unlink()  # releases memory that econmt_ops keeps
+    names = "test_account.py", "test_account_files.py", "test_unusual_blocks.py"
+    files = [f"../{account}/{name}" for name in names]
+    for package in ("econmt", "econmt_ops"):  # as an installed one is found otherwise
+        (tmp_path / f"{package}.py").write_text("raise ImportError")
+    command = "-m", "pytest", "-q", "-p", "no:cacheprovider", *files
+    done = run_python(*command, cwd=tmp_path / "memory", env={"PYTHONPATH": "memory"}, check=False)
+    assert (done.returncode, " passed" in done.stdout) == (0, True), done.stdout
 
 
 @pytest.fixture(scope="module")

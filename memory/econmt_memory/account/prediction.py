@@ -7,7 +7,7 @@ import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from operator import is_not
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -24,13 +24,20 @@ from torch.utils._pytree import tree_map
 from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
-from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
+from econmt_memory.account.stand_ins import (
+    OnCPU,
+    autocast_on_cpu,
+    during_backward,
+    fake_scalers,
+    in_checkpoints,
+)
 from econmt_memory.account.tracking import nested_hooks, several
 from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.cpu_workspaces import cpu_workspace
 from econmt_memory.estimate.fake import ON_GPU, REPLACEMENTS, elements_not_zero, fake_tensors
 from econmt_memory.estimate.shape_cache import ShapeCache
+from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
 
@@ -80,6 +87,10 @@ def predict(
         raise ValueError(
             "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
         )
+    if any(hasattr(each, "unshard") for one in models for each in one.modules()):
+        raise ValueError(
+            "memory.predict: step must make a model of fully_shard, and return the function that trains"
+        )
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with (
         _values_unknown(),
@@ -88,9 +99,11 @@ def predict(
         fake_tensors(device) as mode,
         OnCPU(like_gpu=on_gpu) as stand_ins,
         during_backward(stand_ins),
+        in_checkpoints(stand_ins),
         autocast_on_cpu(),
         fake_scalers(),
         uncompiled,
+        ExitStack() as resized,
         _faked(models, optimizers, stand_ins),
     ):
         mode.allow_non_fake_inputs = True
@@ -98,11 +111,17 @@ def predict(
         replacements[aten.nonzero.default] = functools.partial(elements_not_zero, nonzero)
         allocator = CachingAllocator() if on_gpu else None
         tracker = PredictingTracker(allocator, replacements=replacements, run=ShapeCache(mode))
+        resized.enter_context(
+            patched(torch.UntypedStorage, resize_=lambda memory, size: tracker.resize(memory, size))
+        )
         tracker.workspace = gpu_kernels.Workspaces(tracker.label) if on_gpu else cpu_workspace
         for parameter in [each for one in models for each in (*one.parameters(), *one.buffers())]:
             if parameter.layout is not torch.strided:
                 raise ValueError("memory.predict: sparse parameters cannot be predicted; use memory.track")
             tracker.find(parameter)
+        buckets = list(map(torch.empty_like, _reduced(models)))
+        for bucket in buckets:
+            tracker.find(bucket)
         with tracker:  # without a record
             made = step()
             run = made if callable(made) else step
@@ -123,6 +142,13 @@ def predict(
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     account.notes += [f"Predicted for {device}; no step was run.", *_left_out(models, scopes)]
     return account
+
+
+def _reduced(models: Sequence[nn.Module]) -> list[Tensor]:
+    """Returns the parameters that have a copy of their gradient in a bucket of ``DistributedDataParallel``."""
+    modules = [each for model in models for each in model.modules()]
+    reduced = [each for each in modules if getattr(each, "gradient_as_bucket_view", None) is False]
+    return [parameter for each in reduced for parameter in each.parameters() if parameter.requires_grad]
 
 
 def _left_out(models: Sequence[nn.Module], scopes: ModuleScopes) -> Iterator[str]:
@@ -159,7 +185,7 @@ def _faked(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], stand_i
         if not isinstance(value, Tensor) or value.layout is not torch.strided:
             return value
         if value not in fakes:
-            plain = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            plain = stand_ins.empty_like(value)
             is_parameter = isinstance(value, nn.Parameter)
             fakes[value] = nn.Parameter(plain, value.requires_grad) if is_parameter else plain
             stand_ins.know(value, fakes[value])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,10 +15,13 @@ from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import transform_subclass
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import CheckpointFunction
 
 from econmt_memory.estimate.fake import scalar_of
 from econmt_memory.measure.patches import patched
+from econmt_memory.measure.storages import plain_tensors
 
 _IN_FLOAT32 = frozenset(
     {
@@ -83,7 +87,9 @@ class OnCPU(TorchFunctionMode):
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Returns the fake tensor that stands for a real one; the same one each time."""
-        if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if isinstance(
+            next(plain_tensors(tensor)), FakeTensor
+        ) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return tensor
         if tensor.is_nested:
             raise ValueError("memory.predict: nested tensors cannot be predicted; use memory.track")
@@ -93,11 +99,17 @@ class OnCPU(TorchFunctionMode):
             return tensor
         if id(tensor) not in self._fakes:
             with torch.inference_mode(mode=False):  # the program may use the tensor elsewhere
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                fake = self.empty_like(tensor)
             if tensor.requires_grad:  # else nothing is called, which torch.func would refuse
                 fake.requires_grad_()
             self.know(tensor, fake)
         return self._fakes[id(tensor)][1]
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """Returns a fake tensor like a tensor; for a wrapper, such as a DTensor, another wrapper."""
+        if hasattr(tensor, "__tensor_flatten__"):
+            return transform_subclass(tensor, lambda _, part: self._replaced(part))
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 def _widened(value: Any) -> Any:
@@ -117,6 +129,16 @@ def during_backward(mode: OnCPU) -> AbstractContextManager[None]:
             return run(*args, **kwargs)
 
     return patched(torch.autograd, _engine_run_backward=followed)
+
+
+def in_checkpoints(mode: OnCPU) -> AbstractContextManager[None]:
+    """Lets a mode act on the arguments of reentrant checkpoints, which PyTorch does not show it."""
+    apply: Callable[..., Any] = CheckpointFunction.apply
+
+    def replaced(*args: Any) -> Any:
+        return apply(*map(mode._replaced, args))
+
+    return patched(CheckpointFunction, apply=replaced)
 
 
 def fake_scalers() -> AbstractContextManager[None]:

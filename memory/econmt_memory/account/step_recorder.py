@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.allocations import OUTSIDE, recorded
@@ -31,7 +30,16 @@ from econmt_memory.measure.profiled_operators import (
     tensors_of,
 )
 from econmt_memory.measure.record import MemoryRecord
-from econmt_memory.measure.storages import BLOCK, Beginning, Change, NodeLayers, Storage, Work, shape_of
+from econmt_memory.measure.storages import (
+    BLOCK,
+    Beginning,
+    Change,
+    NodeLayers,
+    Storage,
+    Work,
+    plain_tensors,
+    shape_of,
+)
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
 
 
@@ -123,13 +131,13 @@ class StepRecorder(MemoryRecord):
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        tensor = _inner(tensor)
-        address = _address(tensor)
-        if address and tensor.get_device() == self._index:
-            if not self._start:
-                self._older.add(address)
-                self._note_use(tensor)
-            self._notes["label"].append((time.time_ns(), address, tensor.nbytes, category, layer))
+        for plain in plain_tensors(tensor):
+            address = _address(plain)
+            if address and plain.get_device() == self._index:
+                if not self._start:
+                    self._older.add(address)
+                    self._note_use(plain)
+                self._notes["label"].append((time.time_ns(), address, plain.nbytes, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
@@ -140,13 +148,13 @@ class StepRecorder(MemoryRecord):
         """Notes the storage of a tensor that may be older than the recording."""
         # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
         # when it is released.
-        tensor = _inner(tensor)
-        if self._index < 0 and not tensor.requires_grad and _address(tensor):
-            self._note_use(tensor)
+        for plain in plain_tensors(tensor):
+            if self._index < 0 and not plain.requires_grad and _address(plain):
+                self._note_use(plain)
 
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
-        layer, inner = scopes.current_layer(), _inner(tensor)
+        layer, inner = scopes.current_layer(), next(plain_tensors(tensor))
         address = _address(inner)
         if address:
             line = None
@@ -248,13 +256,6 @@ class StepRecorder(MemoryRecord):
         if node.is_nested and self._nodes_of_backward.are_known:
             return self._nodes_of_backward.of_number(node.sequence)
         return self.nodes.of_number(node.sequence)
-
-
-def _inner(tensor: Any) -> Any:
-    """Returns the tensor that has the memory of a tensor: the first one inside of a wrapper, such as a DTensor."""
-    while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
-        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
-    return tensor
 
 
 def _address(tensor: Tensor) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.user_lines import UserLine
@@ -87,6 +88,17 @@ class Storage:
     kept_by: str | None = None
     line: UserLine | None = None
     category: str | None = None
+
+
+def plain_tensors(tensor: Any) -> Iterator[Tensor]:
+    """Yields the tensors that have the memory of a tensor: itself, or those inside of a wrapper, such as a DTensor."""
+    if type(tensor) in (Tensor, torch.nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+    else:
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:
+            if isinstance(part, Tensor):  # not the mesh of a DTensor
+                yield from plain_tensors(part)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

@@ -33,9 +33,12 @@ from econmt_memory.measure.storages import (
     Storage,
     Work,
     expanded,
+    plain_tensors,
     shape_of,
 )
 from econmt_memory.measure.user_lines import LARGE, user_line
+
+_resize = torch.UntypedStorage.resize_
 
 
 class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -111,7 +114,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        for dense in self._on_device((tensor,)):
+        for dense in self._on_device(plain_tensors(tensor)):
             storage = self.find(dense)
             if storage.category is None:
                 storage.category, storage.layer = category, layer
@@ -223,7 +226,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Records that autograd keeps a tensor for the backward pass."""
-        for dense in self._on_device((tensor,)):
+        for dense in self._on_device(plain_tensors(tensor)):
             storage = self.find(dense)
             if storage.kept_by is None:
                 storage.kept_by = scopes.current_layer()
@@ -262,8 +265,16 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _update(self, tensor: Tensor) -> None:
         """Records the new size if an operator has resized one of its arguments."""
         memory = tensor.untyped_storage()
-        storage = self._known[memory._cdata][0]
-        size = self._allocated(storage, memory.nbytes())
+        self._resize(self._known[memory._cdata][0], memory.nbytes())
+
+    def resize(self, memory: torch.UntypedStorage, size: int) -> None:
+        """Follows the change of a storage's size that is no operator's."""
+        _resize(memory, size)
+        if memory._cdata in self._known:
+            self._resize(self._known[memory._cdata][0], size)
+
+    def _resize(self, storage: Storage, size: int) -> None:
+        size = self._allocated(storage, size)
         if size != storage.size:
             self._change(storage, size - storage.size)
             storage.size = size

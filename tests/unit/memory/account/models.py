@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
-
-from econmt.config import recipe
-from econmt.model import Implementations, TranslationModel
 
 
 @dataclass
@@ -310,6 +308,9 @@ def lora(size: int = 1) -> Case:
 
 def own(size: int = 1) -> Case:
     """A translation model of econmt."""
+    from econmt.config import recipe
+    from econmt.model import Implementations, TranslationModel
+
     sizes = {"layers": 1, "size": 32 * size}
     settings = {"embedding": 32 * size, "encoder": sizes, "decoder": sizes, "attention": {"size": 32 * size}}
     model = TranslationModel(recipe.Model.model_validate(settings), 300, 300)
@@ -337,8 +338,9 @@ CASES: dict[str, Callable[[int], Case]] = {
     "LoRA": lora,
     "shared weights": lambda size: gpt(size, tied=True),
     "checkpointing": lambda size: gpt(size, checkpointed=True),
-    "econmt's own": own,
 }
+if importlib.util.find_spec("econmt") is not None:
+    CASES["econmt's own"] = own
 """Functions that make the models, larger ones for larger sizes."""
 
 LONG: dict[str, Callable[[], Case]] = {

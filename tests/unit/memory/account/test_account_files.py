@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.cuda import _memory_viz
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
 from econmt_memory.account.exports import over_time, trace, write_snapshot

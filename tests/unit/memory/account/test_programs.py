@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_memory.estimate.fake import REPLACEMENTS
 from econmt_memory.measure.tracker import Tracker
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor, nn
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_memory.account import exports
 from tests.unit.memory.account.models import Case
 

@@ -1,0 +1,265 @@
+"""Accounts and predictions with libraries around PyTorch, which are left out where they are not installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import econmt_memory as memory
+from econmt_memory.__main__ import run_prediction
+from tests.conftest import ROOT, run_python
+from tests.unit.memory.account.models import counted_peak
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 200,
+}
+
+
+class Residual(nn.Module):
+    """Blocks that are recomputed if it is said which kind of checkpoint does so."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)
+        )
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            kept = self.reentrant is None
+            x = x + (block(x) if kept else checkpoint(block, x, use_reentrant=self.reentrant))
+        return x
+
+
+def lora(model: nn.Module) -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=[f"blocks.{number}.0" for number in range(3)], r=4)
+    return peft.get_peft_model(model, config)
+
+
+def optimizer_of(library: str) -> Callable[[Any], torch.optim.Optimizer]:
+    return pytest.importorskip(f"{library}.optim").AdamW8bit  # type: ignore[no-any-return]
+
+
+def training(kind: str, wrap: Callable[[nn.Module], Any] = lambda model: model) -> tuple[Any, ...]:
+    """Returns a model, its optimizer and the function that trains."""
+    torch.manual_seed(0)
+    model = wrap(Residual({"reentrant": True, "without reentry": False}.get(kind)))
+    model = lora(model) if kind == "lora" else model
+    inputs = torch.randn(256, 64, requires_grad=kind == "reentrant")
+    make = optimizer_of(kind) if kind in ("torchao", "bitsandbytes") else torch.optim.AdamW
+    optimizer = make([each for each in model.parameters() if each.requires_grad])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "without reentry", "lora", "torchao", "bitsandbytes"])
+def test_ways_to_save_memory_are_tracked_to_the_byte_and_predicted(kind: str) -> None:
+    with torch.compiler.set_stance("force_eager"):  # as predictions count
+        model, optimizer, step = training(kind)
+        predicted = memory.predict(step, model, optimizer, device="cpu")
+        step()
+        step()
+        with memory.track(model, optimizer) as account:
+            step()
+        counted = counted_peak(lambda: training(kind)[2])
+    assert account.peak_bytes == counted
+    assert account.by_category()["optimizer state"] == predicted.by_category()["optimizer state"]
+    assert (
+        account.by_category()["other"]
+        == predicted.by_category()["other"]
+        == 65536 * (1 + (kind == "reentrant"))
+    )
+    assert predicted.peak_bytes == pytest.approx(
+        account.peak_bytes, rel=0.01
+    )  # states of random numbers are missing
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """Makes this process the first of two, whose exchanges are pretended."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    distributed.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
+    yield init_device_mesh("cpu", (2,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_parallel_training_is_tracked_to_the_byte_and_predicted(mesh: Any, is_sharded: bool) -> None:
+    def wrap(model: nn.Module) -> Any:
+        if not is_sharded:
+            return DistributedDataParallel(model)
+        for block in model.get_submodule("blocks").children():
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    model, optimizer, step = training("plain", wrap)
+    if is_sharded:
+        with pytest.raises(ValueError, match="step must make a model of fully_shard"):
+            memory.predict(step, model, device="cpu")
+        predicted = memory.predict(lambda: training("plain", wrap)[2], device="cpu")
+    else:
+        predicted = memory.predict(step, model, optimizer, device="cpu")
+    step()
+    step()
+    with memory.track(model, optimizer) as account:
+        step()
+    assert account.peak_bytes == counted_peak(lambda: training("plain", wrap)[2])
+    assert account.peak_bytes == predicted.peak_bytes
+
+
+def config(path: Path, **values: Any) -> Path:
+    path.write_text(
+        json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"], **SIZES, **values})
+    )
+    return path
+
+
+def test_a_step_is_predicted_from_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    code = {
+        "auto_map": {"AutoModel": "evil.Model"},
+        "attn_implementation": "no/kernel",
+    }  # which are not looked for
+    path, file, page = config(tmp_path / "c.json", **code), tmp_path / "account.json", tmp_path / "page.html"
+    command = ["--model", str(path), "--batch", "4", "--length", "32", "--device", "cpu"]
+    assert run_prediction([*command, "--json", str(file), "--html", str(page), "--budget", "1MB"]) == 1
+    assert "Bytes that are needed: 3.0 MB, of 1.0 MB." in capsys.readouterr().out
+    ids = torch.zeros(4, 32, dtype=torch.int64)
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+    step()
+    step()
+    with memory.track(model, optimizer) as account:
+        step()
+    assert memory.compare(account, file).grown == 0
+    assert "<svg" in page.read_text()
+    options = ["--dtype", "bfloat16", "--optimizer", "sgd", "--checkpointing", "--fits", "20MB"]
+    assert run_prediction([*command, *options]) == 0
+    assert "20.0 MB hold " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "no such model"}, "ValueError: Unrecognized model identifier"),
+        ({"architectures": ["BertModel"]}, "TypeError: architectures names no model with a loss"),
+        ({"hidden_size": "x"}, "StrictDataclass"),
+        (
+            {
+                "auto_map": {"AutoModel": "evil.Model"},
+                "attn_implementation": "a/kernel",
+                "num_attention_heads": 3,
+            },
+            "",
+        ),
+    ],
+)
+def test_a_configuration_that_is_none_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(SystemExit, match="2"):
+        run_prediction(["--model", str(config(tmp_path / "c.json", **values))])
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"python -m econmt_memory predict: error: {tmp_path / 'c.json'}: {message}")
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("library", ["transformers", "lightning", "accelerate"])
+def test_examples_of_the_readme(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    library: str,
+    is_full: bool,
+) -> None:
+    pytest.importorskip(library)
+    blocks = re.findall(
+        "^```python\n(.*?)^```", (ROOT / "memory/README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (example,) = (block for block in blocks if re.search(f"^(from|import) {library}", block, re.MULTILINE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", lambda *_: print("shown", file=sys.stderr))
+
+    def fill(module: nn.Module, *_: Any) -> None:
+        if is_full and "GELU" in type(module).__name__:
+            torch.empty(1 << 50)
+
+    hook = register_module_forward_hook(fill)
+    try:
+        exec(example, {"__name__": "example"})
+    except RuntimeError:
+        if library == "transformers":  # the only one that waits for the end of the program
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        hook.remove()
+    told, page = capsys.readouterr().err, (tmp_path / "memory.html").read_text()
+    assert ("The memory was full when 4503599.63 GB were requested; " in told) == is_full
+    assert ("Memory of a training step: " in told, "<svg" in page) == (True, True)
+    assert ("shown" in told.splitlines()) == (is_full and library == "transformers")
+
+
+PARALLEL = """
+import sys
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+distributed.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+model = fully_shard(model) if sys.argv[1] == "sharded" else nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "ranks"), [("sharded", 2), ("whole", 1)])
+def test_two_processes_tell_of_the_first(tmp_path: Path, kind: str, ranks: int) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "account.json"
+    script.write_text(PARALLEL)
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m")
+    done = run_python(*launch, "econmt_memory", "--json", file, script, kind)
+    assert done.stderr.count("where the bytes of a training step went") == 1
+    ledger = json.loads(file.read_text())["ledger"]
+    sizes: Counter[str] = Counter()
+    for entry in ledger["entries"]:
+        sizes[entry["category"]] += entry["bytes"]
+    weights = 4 * (2 * 64 * 256 + 256 + 64) // ranks
+    assert (sizes["weights"], sizes["optimizer state"]) == (weights, 2 * weights + 4 * 4)
