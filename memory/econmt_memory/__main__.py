@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import runpy
 import sys
-from argparse import (
-    REMAINDER,
-    SUPPRESS,
-    ArgumentParser,
-    ArgumentTypeError,
-    Namespace,
-    RawDescriptionHelpFormatter,
-)
 from bisect import bisect_right
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +40,13 @@ The model is built from its configuration: nothing is downloaded, and no GPU is 
   {NAME} predict --model config.json --budget 8GB     exits with 1 if it needs more
 """
 OPTIMIZERS = "adafactor", "adagrad", "adam", "adamw", "nadam", "radam", "rmsprop", "sgd"
-CODE = {
-    "auto_map",
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "quantization_config",
-}
+CODE = "auto_map|quantization_config|.*_implementation"
 """Keys of configurations that name code or kernels elsewhere."""
 
 
-def _parser(name: str, text: str) -> ArgumentParser:
-    # Without a usage, errors are one line.
-    kind = RawDescriptionHelpFormatter
-    parser = ArgumentParser(
-        prog=name, usage=SUPPRESS, description=text, formatter_class=kind, allow_abbrev=False
-    )
+def _parser(name: str, text: str) -> argparse.ArgumentParser:
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(name, argparse.SUPPRESS, text, formatter_class=kind, allow_abbrev=False)
     parser.add_argument("--html", metavar="PAGE", type=Path, help="write a page with charts")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the account, for memory.compare")
     return parser
@@ -69,25 +54,23 @@ def _parser(name: str, text: str) -> ArgumentParser:
 
 def _number(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
 
 
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])(i?)B", text)
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no size such as 24GB, 24GiB or 500MB")
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 24GB, 24GiB or 500MB")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2]))
 
 
 def run_script(words: list[str]) -> None:
     """Runs a script, and tracks one of its steps. The script's errors and its exit code are those of the process."""
     parser = _parser(NAME, SCRIPT)
-    parser.add_argument(
-        "--step", metavar="N", type=_number, default=3, help="number of the step (default: 3)"
-    )
+    parser.add_argument("--step", metavar="N", type=_number, default=3, help="its number (default: 3)")
     parser.add_argument("script", type=Path)
-    parser.add_argument("arguments", nargs=REMAINDER)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
     if not given.script.is_file():
         parser.error(f"{given.script}: no such file")
@@ -103,10 +86,8 @@ def run_script(words: list[str]) -> None:
             watched.account.show(console=Console(stderr=True, width=width))
             watched.account.to_json(given.json)
         else:
-            print(
-                f"{given.script} ended after {watched.steps} steps; --step 1 tracks the first",
-                file=sys.stderr,
-            )
+            text = f"{given.script} ended after {watched.steps} steps; --step 1 tracks the first"
+            print(text, file=sys.stderr)
 
 
 def run_prediction(words: list[str]) -> int:
@@ -118,20 +99,10 @@ def run_prediction(words: list[str]) -> int:
     add("--length", metavar="N", type=_number, default=512, help="tokens of a row (default: 512)")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="default: adamw")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
-    add(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        default="float32",
-        help="of weights (default: float32)",
-    )
+    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32")
     add("--autocast", action="store_true", help="compute in bfloat16")
     add("--checkpointing", action="store_true", help="recompute layers in the backward pass")
-    add(
-        "--fits",
-        metavar="SIZE",
-        type=_size,
-        help="print the largest batch, and length, for a size such as 24GB",
-    )
+    add("--fits", metavar="SIZE", type=_size, help="find the largest batch, and length, for 24GB or so")
     add("--budget", metavar="SIZE", type=_size, help="exit with 1 if the step needs more")
     given = parser.parse_args(words)
     try:
@@ -153,8 +124,7 @@ def run_prediction(words: list[str]) -> int:
 def _model_of(path: Path) -> Any:
     """Builds a model on the meta device. Nothing is downloaded, and code that a configuration names is not run."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers
-
+    transformers = import_module("transformers")
     values = json.loads(path.read_text(encoding="utf-8"), object_hook=_without_code)
     config = transformers.AutoConfig.for_model(**values)
     name = str((values.get("architectures") or [""])[0])
@@ -166,10 +136,10 @@ def _model_of(path: Path) -> Any:
 
 
 def _without_code(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in CODE}
+    return {key: value for key, value in values.items() if not re.fullmatch(CODE, key)}
 
 
-def _prediction_of(model: Any, given: Namespace) -> Callable[[int, int], Account]:
+def _prediction_of(model: Any, given: argparse.Namespace) -> Callable[[int, int], Account]:
     """Returns a function that predicts a training step of so many rows, of so many tokens each."""
     model.to(getattr(torch, given.dtype)).train()
     if given.checkpointing:
@@ -198,7 +168,7 @@ def _needed(account: Account) -> int:
     return account.ledger.reserved or account.peak_bytes
 
 
-def _fits(model: Any, predicted: Callable[[int, int], Account], given: Namespace) -> str:
+def _fits(model: Any, predicted: Callable[[int, int], Account], given: argparse.Namespace) -> str:
     """Names the largest batch of that length, and the largest length of that batch, which need few enough bytes."""
     stash = predicted(given.batch, given.length).ledger.stashed  # which grows as much as the batch, or more
     highest = given.fits * given.batch * given.length // stash
@@ -206,8 +176,8 @@ def _fits(model: Any, predicted: Callable[[int, int], Account], given: Namespace
     rows, tokens = range(1, highest // given.length + 1), range(1, min(highest // given.batch, positions) + 1)
     most_rows = bisect_right(rows, given.fits, key=lambda number: _needed(predicted(number, given.length)))
     most_tokens = bisect_right(tokens, given.fits, key=lambda number: _needed(predicted(given.batch, number)))
-    size = format_bytes(given.fits)
-    return f"{size} hold {most_rows} rows of {given.length} tokens, or {given.batch} rows of {most_tokens} tokens."
+    most = f"{most_rows} rows of {given.length} tokens, or {given.batch} rows of {most_tokens} tokens"
+    return f"{format_bytes(given.fits)} hold {most}."
 
 
 if __name__ == "__main__":

@@ -182,20 +182,19 @@ def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None
     assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys(("econmt", "econmt_ops")))  # importing one raises ImportError
+import pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
 @pytest.mark.slow
-def test_the_memory_account_is_tested_where_econmt_is_not(tmp_path: Path) -> None:
-    account = "tests/unit/memory/account"
-    for name in ("memory", account):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=IGNORED)
-    for name in ("tests/conftest.py", "tests/extras.py", "tests/unit/conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / account / "test_account_gpu.py").unlink()  # releases memory that econmt_ops keeps
-    names = "test_account.py", "test_account_files.py", "test_unusual_blocks.py"
-    files = [f"../{account}/{name}" for name in names]
-    for package in ("econmt", "econmt_ops"):  # as an installed one is found otherwise
-        (tmp_path / f"{package}.py").write_text("raise ImportError")
-    command = "-m", "pytest", "-q", "-p", "no:cacheprovider", *files
-    done = run_python(*command, cwd=tmp_path / "memory", env={"PYTHONPATH": "memory"}, check=False)
+def test_the_memory_account_is_tested_where_econmt_is_not() -> None:
+    names = "test_account.py", "test_account_files.py", "test_programs.py", "test_watching.py"
+    files = [f"../tests/unit/memory/account/{name}" for name in names]
+    done = run_python("-c", ALONE, *files, cwd=ROOT / "memory", check=False)
     assert (done.returncode, " passed" in done.stdout) == (0, True), done.stdout
 
 

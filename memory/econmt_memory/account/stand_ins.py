@@ -87,9 +87,8 @@ class OnCPU(TorchFunctionMode):
 
     def _stand_in(self, tensor: Tensor) -> Tensor:
         """Returns the fake tensor that stands for a real one; the same one each time."""
-        if isinstance(
-            next(plain_tensors(tensor)), FakeTensor
-        ) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        is_fake = isinstance(next(plain_tensors(tensor)), FakeTensor)
+        if is_fake or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return tensor
         if tensor.is_nested:
             raise ValueError("memory.predict: nested tensors cannot be predicted; use memory.track")
@@ -108,7 +107,8 @@ class OnCPU(TorchFunctionMode):
     def empty_like(self, tensor: Tensor) -> Tensor:
         """Returns a fake tensor like a tensor; for a wrapper, such as a DTensor, another wrapper."""
         if hasattr(tensor, "__tensor_flatten__"):
-            return transform_subclass(tensor, lambda _, part: self._replaced(part))
+            wrapper: Tensor = transform_subclass(tensor, lambda _, part: self._replaced(part))  # type: ignore[no-untyped-call]
+            return wrapper
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 

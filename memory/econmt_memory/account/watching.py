@@ -7,7 +7,6 @@ import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -55,12 +54,10 @@ class watch:  # noqa: N801 # called like track
         self._hooks.callback(register_optimizer_step_pre_hook(self._meet).remove)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Ends the step that runs, and writes its account if the memory is full."""
         self._hooks.close()
-        self._block.__exit__(kind, error, traceback)
+        self._block.__exit__(*error)  # type: ignore[arg-type]
         if self._running is not None and self._running.full is not None:
             self._write(self._running)
         self._running = None
@@ -123,9 +120,8 @@ class watch:  # noqa: N801 # called like track
 def live_models() -> list[nn.Module]:
     """Returns the program's modules that have parameters and belong to no other module."""
     gc.collect()
-    modules = [
-        each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)
-    ]
+    found = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    modules = [each for each in found if "_modules" in vars(each)]
     inner = {id(child) for module in modules for child in module.children()}
     return [each for each in modules if id(each) not in inner and next(each.parameters(), None) is not None]
 
