@@ -14,13 +14,8 @@ if TYPE_CHECKING:
     from econmt_memory.account.tracking import track as track
     from econmt_memory.account.watching import watch as watch
 else:
-    _HOMES = {
-        "Account": "account",
-        "compare": "comparison",
-        "predict": "prediction",
-        "track": "tracking",
-        "watch": "watching",
-    }
+    _HOMES = {"Account": "account", "compare": "comparison", "predict": "prediction"}
+    _HOMES |= {"track": "tracking", "watch": "watching"}
 
     def __getattr__(name: str) -> object:
         """Imports the parts of the memory account, and with them torch, on first use."""

@@ -24,13 +24,7 @@ from torch.utils._pytree import tree_map
 from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
-from econmt_memory.account.stand_ins import (
-    OnCPU,
-    autocast_on_cpu,
-    during_backward,
-    fake_scalers,
-    in_checkpoints,
-)
+from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
 from econmt_memory.account.tracking import nested_hooks, several
 from econmt_memory.estimate import gpu_kernels
 from econmt_memory.estimate.allocator import CachingAllocator
@@ -99,7 +93,6 @@ def predict(
         fake_tensors(device) as mode,
         OnCPU(like_gpu=on_gpu) as stand_ins,
         during_backward(stand_ins),
-        in_checkpoints(stand_ins),
         autocast_on_cpu(),
         fake_scalers(),
         uncompiled,
@@ -119,7 +112,11 @@ def predict(
             if parameter.layout is not torch.strided:
                 raise ValueError("memory.predict: sparse parameters cannot be predicted; use memory.track")
             tracker.find(parameter)
-        buckets = list(map(torch.empty_like, _reduced(models)))
+        # DistributedDataParallel copies gradients to buckets, which exist from its beginning to its end.
+        modules = [each for one in models for each in one.modules()]
+        parallel = [each for each in modules if getattr(each, "gradient_as_bucket_view", None) is False]
+        weights = [each for one in parallel for each in one.parameters() if each.requires_grad]
+        buckets = list(map(torch.empty_like, weights))
         for bucket in buckets:
             tracker.find(bucket)
         with tracker:  # without a record
@@ -142,13 +139,6 @@ def predict(
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     account.notes += [f"Predicted for {device}; no step was run.", *_left_out(models, scopes)]
     return account
-
-
-def _reduced(models: Sequence[nn.Module]) -> list[Tensor]:
-    """Returns the parameters that have a copy of their gradient in a bucket of ``DistributedDataParallel``."""
-    modules = [each for model in models for each in model.modules()]
-    reduced = [each for each in modules if getattr(each, "gradient_as_bucket_view", None) is False]
-    return [parameter for each in reduced for parameter in each.parameters() if parameter.requires_grad]
 
 
 def _left_out(models: Sequence[nn.Module], scopes: ModuleScopes) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -117,28 +117,24 @@ def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
 
 
-def during_backward(mode: OnCPU) -> AbstractContextManager[None]:
-    """Lets a mode act on what runs in backward passes too, such as what checkpoints recompute.
+@contextmanager
+def during_backward(mode: OnCPU) -> Iterator[None]:
+    """Lets a mode act on what runs in backward passes too, such as what checkpoints recompute, and on their arguments.
 
-    PyTorch takes it off while it calls ``Tensor.backward`` and functions like that.
+    PyTorch takes it off while it calls ``Tensor.backward`` and functions like that, and for reentrant checkpoints.
     """
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    apply: Callable[..., Any] = CheckpointFunction.apply
 
     def followed(*args: Any, **kwargs: Any) -> Any:
         with mode:
             return run(*args, **kwargs)
 
-    return patched(torch.autograd, _engine_run_backward=followed)
-
-
-def in_checkpoints(mode: OnCPU) -> AbstractContextManager[None]:
-    """Lets a mode act on the arguments of reentrant checkpoints, which PyTorch does not show it."""
-    apply: Callable[..., Any] = CheckpointFunction.apply
-
     def replaced(*args: Any) -> Any:
         return apply(*map(mode._replaced, args))
 
-    return patched(CheckpointFunction, apply=replaced)
+    with patched(torch.autograd, _engine_run_backward=followed), patched(CheckpointFunction, apply=replaced):
+        yield
 
 
 def fake_scalers() -> AbstractContextManager[None]:

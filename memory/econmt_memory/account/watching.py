@@ -68,8 +68,11 @@ class watch:  # noqa: N801 # called like track
         It begins with a forward pass, since a program may have the profiler name a part of its step: the end of a name
         that has begun in one profile must not come in another.
         """
-        if self.steps < self._step:  # models may have come
-            self._models = live_models()
+        if self.steps < self._step:  # models may have come; the one that trains comes first
+            others = {
+                model: all(each is not parameter for each in model.parameters()) for model in live_models()
+            }
+            self._models = sorted(others, key=others.__getitem__)
         try:
             block = track(self._models, list(self._updates), device=parameter.device)
             self._running = self._block.enter_context(block)
