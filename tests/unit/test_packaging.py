@@ -173,7 +173,7 @@ def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None
     metadata = described(wheel)
     assert "\nName: econmt-memory\n" in metadata
     assert f"\nVersion: {__version__}\n" in metadata
-    needs = re.findall(r"^Requires-Dist: (\w+)[^;]*$", metadata, re.MULTILINE)
+    needs = re.findall(r"^Requires-Dist: (\w+)[^;\n]*$", metadata, re.MULTILINE)
     assert needs == ["torch", "numpy", "rich"]
     done = python_in(wheel, tmp_path, "-c", ACCOUNT)
     assert (done.returncode, done.stderr) == (0, "")
