@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from itertools import chain, count
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch
@@ -167,7 +167,8 @@ class ModuleScopes:
 
     def _label_optimizer(self, optimizer: Optimizer) -> None:
         self._optimizers[optimizer] = len(optimizer.state)
-        for parameter, state in optimizer.state.items():
+        settings = ({**group, "params": None} for group in optimizer.param_groups)  # the rate may be a tensor
+        for parameter, state in (*optimizer.state.items(), *zip(repeat(None), settings)):
             owner = self._owners.get(parameter, "other") if isinstance(parameter, Tensor) else "other"
             for part in tree_leaves(state):
                 if isinstance(part, Tensor):

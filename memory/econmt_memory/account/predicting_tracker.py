@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.measure.allocations import OUTSIDE
+from econmt_memory.measure.patches import patched
 from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import Storage
 from econmt_memory.measure.tracker import Tracker
@@ -44,6 +46,10 @@ class PredictingTracker(Tracker):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(
+            hasattr(kind, "__tensor_flatten__") for kind in types
+        ):  # a wrapper, which calls operators of its parts
+            return NotImplemented
         # All tensors are fake below here, so that the mode that replaces real ones would only take time.
         with torch._C.DisableTorchFunction():
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -73,6 +79,17 @@ class PredictingTracker(Tracker):
                 storage = self._register(state, OUTSIDE, self.nodes.running())
             self._change(storage, storage.size)
         return state
+
+    def resizing(self) -> AbstractContextManager[None]:
+        """Follows storages that are resized by no operator, as fully_shard does."""
+        resize = torch.UntypedStorage.resize_
+
+        def followed(memory: torch.UntypedStorage, size: int) -> None:
+            resize(memory, size)
+            if memory._cdata in self._known:
+                self._update(memory)
+
+        return patched(torch.UntypedStorage, resize_=followed)
 
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""

@@ -85,6 +85,10 @@ def predict(
         raise ValueError(
             "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
         )
+    if any(hasattr(each, "unshard") for one in models for each in one.modules()):
+        raise ValueError(
+            "memory.predict: step must make a model of fully_shard, and return the function that trains"
+        )
     generators = random.random, np.random.mtrand._rand, torch.default_generator, torch.cuda.default_generators
     objects = list(reachable(step=step, model=models, optimizer=optimizers, generators=generators))
     others = [each for _, each, _ in objects if issubclass(type(each), Optimizer)]
@@ -131,7 +135,14 @@ def _predicted(
                         "memory.predict: sparse parameters cannot be predicted; use memory.track"
                     )
                 tracker.find(parameter)
-            with tracker:  # without a record
+            # DistributedDataParallel copies gradients to buckets, which exist from its beginning to its end.
+            modules = [each for one in models for each in one.modules()]
+            parallel = [each for each in modules if getattr(each, "gradient_as_bucket_view", None) is False]
+            weights = [each for one in parallel for each in one.parameters() if each.requires_grad]
+            buckets = list(map(torch.empty_like, weights))
+            for bucket in buckets:
+                tracker.find(bucket)
+            with tracker.resizing(), tracker:  # without a record
                 accumulate_once()
                 made = step()
                 run = made if callable(made) else step
@@ -146,7 +157,7 @@ def _predicted(
                 tracker.start_over()
                 tracker.begin("forward")
                 counted = patched(torch, get_rng_state=tracker.random_state)
-                with scopes.active(), nested_hooks(tracker), counted:
+                with scopes.active(), nested_hooks(tracker), counted, tracker.resizing():
                     run()
             account.close(scopes)
     except DynamicOutputShapeException as error:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.allocations import OUTSIDE, recorded
@@ -38,6 +37,7 @@ from econmt_memory.measure.storages import (
     MemoryRecord,
     NodeLayers,
     Storage,
+    plain_tensors,
     shape_of,
 )
 from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
@@ -126,13 +126,13 @@ class StepRecorder(MemoryRecord):
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        tensor = _inner(tensor)
-        address = _address(tensor)
-        if address and tensor.get_device() == self._index:
-            if not self._start:
-                self._older.add(address)
-                self._note_use(tensor)
-            self._notes["label"].append((time.time_ns(), address, tensor.nbytes, category, layer))
+        for plain in plain_tensors(tensor):
+            address = _address(plain)
+            if address and plain.get_device() == self._index:
+                if not self._start:
+                    self._older.add(address)
+                    self._note_use(plain)
+                self._notes["label"].append((time.time_ns(), address, plain.nbytes, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
@@ -143,13 +143,13 @@ class StepRecorder(MemoryRecord):
         """Notes the storage of a tensor that may be older than the recording."""
         # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
         # when it is released.
-        tensor = _inner(tensor)
-        if self._index < 0 and not tensor.requires_grad and _address(tensor):
-            self._note_use(tensor)
+        for plain in plain_tensors(tensor):
+            if self._index < 0 and not plain.requires_grad and _address(plain):
+                self._note_use(plain)
 
     def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
         """Notes that autograd keeps a tensor, and returns it with its layer."""
-        layer, inner = scopes.current_layer(), _inner(tensor)
+        layer, inner = scopes.current_layer(), next(plain_tensors(tensor))
         address = _address(inner)
         if address:
             is_new = inner.nbytes >= LARGE and address not in self._older
@@ -250,13 +250,6 @@ class StepRecorder(MemoryRecord):
             return str(label[-1]) if label is not None and label[0] <= node.end else "other"
         recomputed = node.is_nested and self._nodes_of_backward.are_known
         return (self._nodes_of_backward if recomputed else self.nodes).of_number(node.sequence)
-
-
-def _inner(tensor: Any) -> Any:
-    """Returns the tensor that has the memory of a tensor: the first one inside of a wrapper, such as a DTensor."""
-    while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
-        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
-    return tensor
 
 
 def _address(tensor: Tensor) -> int:

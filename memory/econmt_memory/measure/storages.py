@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.user_lines import UserLine
@@ -96,6 +97,17 @@ REPEATED = Storage(0, (), torch.uint8, "", "other")
 
 UNKNOWN = Storage(0, (), torch.uint8, "", "other")
 """Storage of bytes that were allocated at the start and belong to no known storage."""
+
+
+def plain_tensors(tensor: Any) -> Iterator[Tensor]:
+    """Yields the tensors that have the memory of a tensor: itself, or those inside of a wrapper, such as a DTensor."""
+    if type(tensor) in (Tensor, torch.nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+    else:
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:
+            if isinstance(part, Tensor):  # not the mesh of a DTensor
+                yield from plain_tensors(part)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

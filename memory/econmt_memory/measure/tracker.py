@@ -23,7 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
-from econmt_memory.measure.storages import REPEATED, Change, MemoryRecord, NodeLayers, Storage, shape_of
+from econmt_memory.measure.storages import (
+    REPEATED,
+    Change,
+    MemoryRecord,
+    NodeLayers,
+    Storage,
+    plain_tensors,
+    shape_of,
+)
 from econmt_memory.measure.user_lines import LARGE, user_line
 
 
@@ -94,7 +102,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        for dense in self._on_device((tensor,)):
+        for dense in self._on_device(plain_tensors(tensor)):
             storage = self.find(dense)
             if storage.category is None:
                 storage.category, storage.layer = category, layer
@@ -172,7 +180,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.operations[layer] += flops
         if facts.is_mutable:
             for tensor in read:
-                self._update(tensor)
+                self._update(tensor.untyped_storage())
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
@@ -202,7 +210,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Records that autograd keeps a tensor for the backward pass."""
-        for dense in self._on_device((tensor,)):
+        for dense in self._on_device(plain_tensors(tensor)):
             storage = self.find(dense)
             if storage.kept_by is None:
                 storage.kept_by = scopes.current_layer()
@@ -237,9 +245,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known[key] = storage, weakref.ref(memory, gone)
         return storage
 
-    def _update(self, tensor: Tensor) -> None:
-        """Records the new size if an operator has resized one of its arguments."""
-        memory = tensor.untyped_storage()
+    def _update(self, memory: torch.UntypedStorage) -> None:
+        """Records the new size of a storage that has been resized."""
         storage = self._known[memory._cdata][0]
         size = self._allocated(storage, memory.nbytes())
         if size != storage.size:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
 from econmt_memory.measure.ledger import Ledger, TensorAtPeak
@@ -223,6 +223,7 @@ def blocks(file: str, kind: str = "python") -> list[str]:
 
 
 def test_the_example_of_own_models(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("econmt_ops")
     (example,) = blocks("docs/own-models.md")
     torch.manual_seed(0)
     exec(compile(example, "docs/own-models.md", "exec"), {"__name__": "example"})
@@ -253,7 +254,7 @@ def test_the_readme_shows_what_its_example_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    (example,), (shown,) = (blocks("memory/README.md", kind) for kind in ("python", "text"))
+    (example, *_), (shown,) = (blocks("memory/README.md", kind) for kind in ("python", "text"))
     exec(compile(example, "the example of README.md", "exec"), {})
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert printed[: len(shown.splitlines())] == shown.splitlines()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_ops.dispatch.capture import release_workspaces
 from tests.unit.memory.account.models import CASES, Case
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.step_recorder import StepRecorder, _StepMemory
 from econmt_memory.account.tracking import nested_hooks

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor, nn
 
-from econmt import memory
+import econmt_memory as memory
 from tests.unit.memory.account.models import Case, gpt, next_word_loss, tracked
 
 
