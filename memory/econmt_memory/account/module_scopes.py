@@ -104,8 +104,6 @@ class ModuleScopes:
             parts = [part for part in path.split(".") if part != "_orig_mod"]
             path = ".".join(parts[1:] if is_parallel else parts)  # without the parts that wrappers add
             name = self._name(module, prefix + path if path else root)
-            if type(module) is nn.Sequential:
-                self._tracker.containers |= {name}
             if hasattr(module, "_orig_mod"):
                 self.compiled.append(name)
             elif module._compiled_call_impl is not None:

@@ -34,9 +34,7 @@ class PredictingTracker(Tracker):
         settings: Arguments of :class:`econmt_memory.measure.tracker.Tracker`.
     """
 
-    clock = None
     calling: UserLine | None = None
-    containers: frozenset[str] = frozenset()
     _updating = False
 
     def __init__(self, allocator: CachingAllocator | None, **settings: Any) -> None:
@@ -61,7 +59,7 @@ class PredictingTracker(Tracker):
     def use(self, _: Any) -> None:
         """Does nothing; see the class."""
 
-    made = return_to = use
+    made = use
 
     def phase(self) -> str:
         """Returns the current phase, and begins it if it is another one than before."""
@@ -93,7 +91,7 @@ class PredictingTracker(Tracker):
 
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""
-        for records in (self.changes, self.begins, self.operations, self.flops):
+        for records in (self.changes, self.begins, self.flops):
             records.clear()
         self.before = [(storage, storage.size) for storage, _ in self._known.values()]
         for storage, _ in self.before:

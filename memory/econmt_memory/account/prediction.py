@@ -165,7 +165,7 @@ def _predicted(
             f"memory.predict: the shape of the result of {error.func} depends on values, which a prediction does not "
             "have; give sizes as numbers where PyTorch takes them (repeat_interleave: output_size)"
         ) from error
-    account.ledger.device = device
+    account.ledger.device, account.ledger.seconds = device, 0.0
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     notes = {

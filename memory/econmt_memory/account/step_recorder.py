@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -19,12 +20,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.allocations import OUTSIDE, recorded
-from econmt_memory.measure.clock import Clock
 from econmt_memory.measure.ops_package import whole_operators
 from econmt_memory.measure.profiled_operators import (
     AttributedAllocation,
     NodeRun,
-    Operations,
     ProfiledOperator,
     extent_of,
     read_events,
@@ -53,9 +52,7 @@ class StepRecorder(MemoryRecord):
         device: Device whose memory counts.
 
     Attributes:
-        clock: Time stamps of a GPU; None on a CPU, where times are those of the operators.
         nodes: Layers of autograd's nodes.
-        containers: Layers that only call other ones, so that they take no time themselves.
         calling: Line of the program that calls PyTorch's module that runs; None: the line that runs is the program's.
     """
 
@@ -63,9 +60,7 @@ class StepRecorder(MemoryRecord):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.clock = Clock(device) if device.type == "cuda" else None
         self.nodes = NodeLayers()
-        self.containers: set[str] = set()
         self._nodes_of_backward = NodeLayers()
         self._recorded: list[Any] = []
         self._thread = threading.get_ident()
@@ -84,7 +79,6 @@ class StepRecorder(MemoryRecord):
         """Records the operators that run within the context."""
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
-        unpack = itemgetter(0) if self.clock is None else self.unpack
         with recorded() as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())
@@ -92,13 +86,11 @@ class StepRecorder(MemoryRecord):
                 with (
                     scopes.watching(self.enter),
                     whole_operators(),
-                    torch.autograd.graph.saved_tensors_hooks(self.pack, unpack),
+                    torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
                 ):
                     yield
             finally:
                 torch._C._autograd._enable_record_function(True)
-                if self.clock is not None:
-                    self.clock.begin(None)
                 self._end = time.time_ns()
                 self.seconds = self.since(self._end)
 
@@ -107,10 +99,6 @@ class StepRecorder(MemoryRecord):
         self._scopes.append((time.time_ns(), layer))
         nodes = self.nodes if threading.get_ident() == self._thread else self._nodes_of_backward
         nodes.note(layer)
-        if self.clock is not None and layer not in self.containers:
-            in_backward = torch._C._current_graph_task_id() >= 0
-            updating = len(self._updates) % 2
-            self.clock.begin(("optimizer" if updating else "backward" if in_backward else "forward", layer))
 
     def update(self, *, elementwise: bool = False) -> None:
         """Notes that an optimizer's step begins or ends.
@@ -121,8 +109,6 @@ class StepRecorder(MemoryRecord):
         """
         torch._C._autograd._enable_record_function(not elementwise)
         self._updates.append(time.time_ns())
-        if self.clock is not None:
-            self.clock.begin(("optimizer" if len(self._updates) % 2 else "forward", "other"))
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
@@ -147,30 +133,17 @@ class StepRecorder(MemoryRecord):
             if self._index < 0 and not plain.requires_grad and _address(plain):
                 self._note_use(plain)
 
-    def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
-        """Notes that autograd keeps a tensor, and returns it with its layer."""
-        layer, inner = scopes.current_layer(), next(plain_tensors(tensor))
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Notes that autograd keeps a tensor for the backward pass."""
+        inner = next(plain_tensors(tensor))
         address = _address(inner)
         if address:
             is_new = inner.nbytes >= LARGE and address not in self._older
             line = self.calling or user_line() if is_new else None
-            self._notes["mark"].append((time.time_ns(), address, layer, line))
+            self._notes["mark"].append((time.time_ns(), address, scopes.current_layer(), line))
             if self._index < 0 and not inner.requires_grad:
                 self._note_use(inner)
-        return tensor, layer
-
-    keep = pack
-
-    def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
-        """Returns the tensor that was kept for the gradient of a layer's operator, which is computed next."""
-        tensor, layer = kept
-        self.return_to(layer)
         return tensor
-
-    def return_to(self, layer: str) -> None:
-        """Notes that the gradient of a layer's operator is computed next."""
-        if self.clock is not None:
-            self.clock.begin(("backward", layer))
 
     def _note_use(self, tensor: Tensor) -> None:
         if tensor.get_device() != self._index:
@@ -197,7 +170,7 @@ class StepRecorder(MemoryRecord):
         self._references.clear()
         operators, allocations = read_events(result, self.device)
         self._follow_memory(operators, allocations)
-        self._follow_operators(operators, Operations(result))
+        self._follow_phases(operators)
 
     def _follow_memory(
         self, operators: Sequence[ProfiledOperator], allocations: Sequence[AttributedAllocation]
@@ -218,24 +191,17 @@ class StepRecorder(MemoryRecord):
         self.before = list(memory.older.items())
         self.changes = memory.changes
 
-    def _follow_operators(self, operators: Sequence[ProfiledOperator], operations: Operations) -> None:
+    def _follow_phases(self, operators: Sequence[ProfiledOperator]) -> None:
         self.begins = [Beginning("forward", 0.0, 0)]
         stamps = [change.seconds for change in self.changes]
-        for operator in operators:
-            begin, layer = self.since(operator.begin), self.layer(operator.begin, operator.node)
-            updating = operator.overload is None or bisect_right(self._updates, operator.begin) % 2 > 0
-            phase = self.phase_of(layer, updating=updating, in_backward=operator.node is not None)
+        # Operators of some updates are not recorded.
+        moments = [*((each.begin, each.node) for each in operators), *zip(self._updates, repeat(None))]
+        for moment, node in sorted(moments, key=itemgetter(0)):
+            updating = bisect_right(self._updates, moment) % 2 > 0
+            phase = self.phase_of(self.layer(moment, node), updating=updating, in_backward=node is not None)
             if phase != self.begins[-1].phase:
+                begin = self.since(moment)
                 self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
-            if operator.facts.is_view:
-                continue
-            # Transforms of torch.func have operators without tensors, which are followed by those that compute.
-            tensors = tensors_of(operator.inputs)
-            flops = operations.of(operator) if tensors else 0
-            if flops:
-                self.flops[tensors[0].dtype] += flops
-            self.operations[layer] += flops
-            self.milliseconds[phase, layer] += (operator.end - operator.begin) / 1e6
 
     def layer(self, nanoseconds: int, node: NodeRun | None) -> str:
         """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""

@@ -88,7 +88,6 @@ class Ledger:
         graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
         outside: Bytes of the device outside of the allocator, measured or, in an estimate, assumed; None on a CPU.
         order: Layers in the order of tables.
-        operations: Floating-point operations by layer; empty for a step of a recipe.
     """
 
     peak: int = 0
@@ -108,7 +107,6 @@ class Ledger:
     graphs: int | None = None
     outside: OutsideMemory | None = None
     order: Sequence[str] = LAYERS
-    operations: Counter[str] = field(default_factory=Counter)
 
     @property
     def layers(self) -> list[str]:

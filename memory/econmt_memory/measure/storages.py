@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -132,7 +132,7 @@ class Beginning(NamedTuple):
 
 
 class MemoryRecord:
-    """Storages of one device and how their sizes changed, with times and operations of the operators that ran.
+    """Storages of one device and how their sizes changed.
 
     Args:
         device: Device whose memory counts.
@@ -141,8 +141,6 @@ class MemoryRecord:
         before: Storages that existed before the recording, with their sizes then.
         changes: Changes of sizes, in order.
         begins: Beginnings of phases, in order.
-        milliseconds: Milliseconds of operators by (phase, layer), if they are recorded.
-        operations: Floating-point operations by layer.
         seconds: Seconds of the whole recording.
         flops: Floating-point operations of matrix products, by the type of their factors.
     """
@@ -152,8 +150,6 @@ class MemoryRecord:
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
         self.begins: list[Beginning] = []
-        self.milliseconds: dict[tuple[str, str], float] = defaultdict(float)
-        self.operations: Counter[str] = Counter()
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
         self._at_start = self._start = 0

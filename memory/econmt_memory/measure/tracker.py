@@ -171,13 +171,9 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = body(*args, **kwargs)
             if result is NotImplemented:
                 result = self.run(func, args, kwargs)
-        flops = 0
         if facts.flops is not None and read:
-            flops = int(facts.flops(*args, **kwargs, out_val=result))
-            self.flops[read[0].dtype] += flops
+            self.flops[read[0].dtype] += int(facts.flops(*args, **kwargs, out_val=result))
         layer = self.nodes.running()
-        if body is None or facts.replaced:  # else the operators that it consists of count
-            self.operations[layer] += flops
         if facts.is_mutable:
             for tensor in read:
                 self._update(tensor.untyped_storage())

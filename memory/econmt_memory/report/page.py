@@ -92,9 +92,9 @@ def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *
     peak = peak_moment(ledger)
     words = f"Live bytes over the step. Peak {format_bytes(peak.bytes)} in the {peak.phase} phase."
     moments, others = downsample(ledger.timeline), [] if before is None else downsample(before.timeline)
-    timed = bool(ledger.milliseconds)
+    timed = bool(ledger.seconds)
     unit = "milliseconds" if timed else "allocations and releases, one after the other"
-    if before is not None and not (timed and before.milliseconds):  # numbers of changes differ
+    if before is not None and not (timed and before.seconds):  # numbers of changes differ
         unit = "allocations and releases, both over the same width"
         scale = moments[-1].milliseconds / (others[-1].milliseconds or 1.0)
         others = [moment._replace(milliseconds=scale * moment.milliseconds) for moment in others]

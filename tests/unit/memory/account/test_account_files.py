@@ -64,17 +64,11 @@ def test_live_bytes_over_time() -> None:
     assert record.peak() == (17, 1), "the first of equals"
 
 
-def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) -> None:
+def test_files(account: memory.Account, tmp_path: Path) -> None:
     rows = list(csv.DictReader(account.to_csv(tmp_path / "a.csv").splitlines()))
     assert sum(int(row["all"]) for row in rows) == account.peak_bytes
     (head,) = (row for row in rows if row["module"] == "head")
-    # 128 tokens, 64 x 500 weights: one product forward, two backward.
-    assert int(head["flops"]) == 3 * 2 * 128 * 64 * 500
-    for phase in ("forward", "backward"):
-        spent = account._tracker.milliseconds[phase, "head"]
-        assert float(head[f"{phase} ms"]) == pytest.approx(spent, abs=6e-4) != 0.0
-    (attention,) = (row for row in rows if row["module"] == "blocks.0")
-    assert int(attention["flops"]) == (4 + 10) * 4 * 32 * 64 * 32
+    assert (int(head["weights"]), int(head["stash"])) == (4 * 500 * 64, account.ledger.stash["head"])
     moments = account.over_time()
     assert max(sum(sizes.values()) for _, _, sizes in moments) == account.peak_bytes
     page = tmp_path / "page.html"
@@ -87,21 +81,12 @@ def test_tables_times_and_operations(account: memory.Account, tmp_path: Path) ->
 
 def test_modules_below_a_depth_count_for_those_above(account: memory.Account) -> None:
     whole, rolled = account.ledger, account.rolled_up(1)
-    for name in ("entries", "stash", "milliseconds", "operations"):
+    for name in ("entries", "stash"):
         parts: dict[Any, float] = getattr(rolled, name)
         assert sum(parts.values()) == pytest.approx(sum(getattr(whole, name).values()))
         assert not any("." in (key if isinstance(key, str) else key[1]) for key in parts)
     assert not any("." in tensor.layer for tensor in rolled.largest)
     assert any("." in tensor.layer for tensor in whole.largest)
-
-
-def test_operations_of_convolutions() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ConvTranspose2d(8, 4, 2, 2))
-    with memory.track(model) as account:
-        model(torch.ones(2, 3, 10, 10)).sum().backward()
-    first, second = 2 * (2 * 8 * 100) * (3 * 9), 2 * (2 * 8 * 100) * (4 * 4)
-    # The image needs no gradient.
-    assert account.ledger.operations == {"0": 2 * first, "1": 3 * second}
 
 
 def test_what_grew(account: memory.Account, tmp_path: Path) -> None:
