@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import Any
 
 from econmt_memory.account.watching import watch
+from econmt_memory.measure.patches import patched
 
 
 def for_transformers(*args: Any, **options: Any) -> Any:
     """Returns a callback for ``transformers.Trainer``, which notices a full memory when its error ends the program."""
-    return type("MemoryCallback", (_Callback, import_module("transformers").TrainerCallback), {})(
-        *args, **options
-    )
+    kinds = _Callback, import_module("transformers").TrainerCallback
+    return type("MemoryCallback", kinds, {})(*args, **options)
 
 
 def for_lightning(*args: Any, **options: Any) -> Any:
@@ -28,12 +28,12 @@ class _Callback(watch):
     def on_train_start(self, *_: Any, **__: Any) -> None:
         show = sys.excepthook
 
-        def fail(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-            self.__exit__(kind, error, traceback)
-            show(kind, error, traceback)
+        def fail(*error: Any) -> None:
+            self.__exit__(*error)
+            show(*error)
 
-        sys.excepthook = fail
         self.__enter__()
+        self._hooks.enter_context(patched(sys, excepthook=fail))
 
     def on_exception(self, _trainer: Any, _module: Any, error: BaseException) -> None:
         self.__exit__(type(error), error, error.__traceback__)

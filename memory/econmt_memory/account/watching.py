@@ -24,25 +24,21 @@ class watch:  # noqa: N801 # called like track
     """Tracks the first training steps within the context, and writes a page and, to standard error, a paragraph.
 
     A step begins with the first forward pass whose gradient is computed, and ends when the optimizer has stepped; of
-    several optimizers, the one that came last. Models and optimizers are found. Written is the account of a step in
-    which the memory is full, and, unless RANK is other than 0, that of the step with number ``step``.
+    several optimizers, the one that came last. Models and optimizers are found. Written is the account of the step in
+    which the memory is full, or, unless RANK is other than 0, that of the step with number ``step``, the last one.
 
     Args:
         page: HTML page; None: no page.
         step: Number of the step, from 1 on.
-        every: True to track later steps as well, in case that the memory is full then.
 
     Attributes:
         account: Account that was written; None before.
         steps: Number of tracked steps that have ended.
     """
 
-    def __init__(
-        self, page: Path | str | None = "memory.html", *, step: int = 3, every: bool = False
-    ) -> None:
-        self._page, self._step, self._every = page, step, every
+    def __init__(self, page: Path | str | None = "memory.html", *, step: int = 3) -> None:
+        self._page, self._step = page, step
         self._hooks, self._block = ExitStack(), ExitStack()
-        self._models: list[nn.Module] = []
         self._updates: dict[Optimizer, int] = {}
         self._running: Account | None = None
         self.account: Account | None = None
@@ -68,21 +64,23 @@ class watch:  # noqa: N801 # called like track
         It begins with a forward pass, since a program may have the profiler name a part of its step: the end of a name
         that has begun in one profile must not come in another.
         """
-        if self.steps < self._step:  # models may have come; the one that trains comes first
-            others = {
-                model: all(each is not parameter for each in model.parameters()) for model in live_models()
-            }
-            self._models = sorted(others, key=others.__getitem__)
+
+        def is_other(model: nn.Module) -> bool:
+            return all(each is not parameter for each in model.parameters())
+
+        models = sorted(live_models(), key=is_other)  # the one that trains comes first
         try:
-            block = track(self._models, list(self._updates), device=parameter.device)
+            block = track(models, list(self._updates), device=parameter.device)
             self._running = self._block.enter_context(block)
         except ValueError as error:
             print(error, file=sys.stderr)
-            self._hooks.close()
+            self._step = 0
         return self._running is not None
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._running is None and module.training and torch.is_grad_enabled():
+        if self.steps >= self._step:  # here, since hooks of the optimizer that runs must stay
+            self._hooks.close()
+        elif self._running is None and module.training and torch.is_grad_enabled():
             parameter = next((each for each in module.parameters() if each.requires_grad), None)
             if parameter is not None and self._begin(parameter):
                 # PyTorch calls the block's hook, which is the newest, from the next module on.
@@ -97,7 +95,8 @@ class watch:  # noqa: N801 # called like track
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         has_closure = any(map(callable, (*args[1:], *kwargs.values())))  # which runs the forward pass
-        if self._running is None and has_closure and self._begin(optimizer.param_groups[0]["params"][0]):
+        waits = self._running is None and self.steps < self._step
+        if waits and has_closure and self._begin(optimizer.param_groups[0]["params"][0]):
             return next(reversed(_global_optimizer_pre_hooks.values()))(optimizer, args, kwargs)
         return None
 
@@ -110,8 +109,6 @@ class watch:  # noqa: N801 # called like track
         account, self._running = self._running, None
         if self.steps == self._step and os.environ.get("RANK", "0") == "0":
             self._write(account)
-        if self.steps >= self._step and not self._every:
-            self._hooks.close()
 
     def _write(self, account: Account) -> None:
         self.account = account
