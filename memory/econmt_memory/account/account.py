@@ -40,6 +40,8 @@ class Account:
     Attributes:
         notes: Sentences for the reader.
         names: Names of modules, in the order of the model.
+        inputs: Bytes of the tensors that a module was called with last, by name.
+        kinds: Classes of modules by name; None until the step has ended.
         full: Bytes that could not be allocated; None if the memory was not full, 0 if the number is unknown.
     """
 
@@ -48,7 +50,8 @@ class Account:
         self.names: list[str] = []
         self.full: int | None = None
         self._tracker = tracker
-        self._scopes: ModuleScopes | None = None
+        self.inputs: dict[str, int] = {}
+        self.kinds: dict[str, str] | None = None
 
     def fail(self, error: BaseException) -> None:
         """Notes that the step ended with an error."""
@@ -64,22 +67,21 @@ class Account:
 
     def close(self, scopes: ModuleScopes) -> None:
         """Ends the account, after the step."""
-        self.names = list(scopes.kinds)
+        self.kinds, self.inputs, self.names = scopes.kinds, scopes.inputs, list(scopes.kinds)
         self.notes += [f"{name} is compiled: what it computes is one row." for name in scopes.compiled]
         if scopes.in_threads:
             missing = "is not counted" if self._tracker.device.type == "cpu" else "belongs to no module"
             self.notes.append(f"Modules ran in another thread as well; what it allocated {missing}.")
-        self._scopes = scopes
 
     @cached_property
     def ledger(self) -> Ledger:
         """Ledger of the step."""
-        if self._scopes is None:
+        if self.kinds is None:
             raise ValueError(
                 "the memory account is complete when its with block has ended; read it after the block"
             )
         ledger = ledger_of(self._tracker, at_end=self.full is not None)
-        ledger.seconds = self._tracker.seconds
+        ledger.seconds, ledger.flops = self._tracker.seconds, 0
         return ledger
 
     @property
@@ -120,9 +122,7 @@ class Account:
 
     def advice(self) -> list[Advice]:
         """Returns changes that would make room, with the bytes that they are predicted to save, largest first."""
-        ledger = self.ledger
-        assert self._scopes is not None
-        return advise(ledger, self._scopes)
+        return advise(self.ledger, self.kinds or {}, self.inputs)
 
     def tables(self, depth: int | None = 2) -> dict[str, ReportTable]:
         """Returns the account's tables by kind."""

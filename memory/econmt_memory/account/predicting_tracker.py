@@ -14,7 +14,6 @@ from econmt_memory.measure.patches import patched
 from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import Storage
 from econmt_memory.measure.tracker import Tracker
-from econmt_memory.measure.user_lines import UserLine
 
 ASSUMED = frozenset(("aten.convolution", "aten.convolution_backward"))
 """Operators whose internal memory on a GPU is assumed."""
@@ -34,7 +33,6 @@ class PredictingTracker(Tracker):
         settings: Arguments of :class:`econmt_memory.measure.tracker.Tracker`.
     """
 
-    calling: UserLine | None = None
     _updating = False
 
     def __init__(self, allocator: CachingAllocator | None, **settings: Any) -> None:
@@ -55,6 +53,8 @@ class PredictingTracker(Tracker):
     def update(self, *, elementwise: bool = False) -> None:  # noqa: ARG002
         """Notes that an optimizer's step begins or ends; its operators are recorded in any case."""
         self._updating = not self._updating
+        if self._updating:
+            self.begin("optimizer")
 
     def use(self, _: Any) -> None:
         """Does nothing; see the class."""

@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -215,8 +214,7 @@ def _account_of_child() -> Account:
         text = " ".join(str(error).split())
         kind = "" if text.startswith("memory.predict: ") else f"memory.predict: {type(error).__name__}: "
         raise ValueError(kind + text) from None
-    record, scopes = MemoryRecord(account._tracker.device), account._scopes
-    assert scopes is not None
+    record = MemoryRecord(account._tracker.device)
     vars(record).update({name: vars(account._tracker)[name] for name in vars(record)})
-    vars(account).update(_tracker=record, _scopes=SimpleNamespace(kinds=scopes.kinds, inputs=scopes.inputs))
+    vars(account).update(_tracker=record)
     return account

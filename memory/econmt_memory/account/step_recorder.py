@@ -53,10 +53,7 @@ class StepRecorder(MemoryRecord):
 
     Attributes:
         nodes: Layers of autograd's nodes.
-        calling: Line of the program that calls PyTorch's module that runs; None: the line that runs is the program's.
     """
-
-    calling: UserLine | None = None
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -123,7 +120,7 @@ class StepRecorder(MemoryRecord):
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
         if isinstance(tensor, Tensor) and (address := _address(tensor)) and tensor.nbytes >= LARGE:
-            self._notes["mark"].append((time.time_ns(), address, "", self.calling or user_line()))
+            self._notes["mark"].append((time.time_ns(), address, "", user_line()))
 
     def use(self, tensor: Tensor) -> None:
         """Notes the storage of a tensor that may be older than the recording."""
@@ -139,7 +136,7 @@ class StepRecorder(MemoryRecord):
         address = _address(inner)
         if address:
             is_new = inner.nbytes >= LARGE and address not in self._older
-            line = self.calling or user_line() if is_new else None
+            line = user_line() if is_new else None
             self._notes["mark"].append((time.time_ns(), address, scopes.current_layer(), line))
             if self._index < 0 and not inner.requires_grad:
                 self._note_use(inner)
@@ -194,12 +191,15 @@ class StepRecorder(MemoryRecord):
     def _follow_phases(self, operators: Sequence[ProfiledOperator]) -> None:
         self.begins = [Beginning("forward", 0.0, 0)]
         stamps = [change.seconds for change in self.changes]
-        # Operators of some updates are not recorded.
-        moments = [*((each.begin, each.node) for each in operators), *zip(self._updates, repeat(None))]
-        for moment, node in sorted(moments, key=itemgetter(0)):
-            updating = bisect_right(self._updates, moment) % 2 > 0
-            phase = self.phase_of(self.layer(moment, node), updating=updating, in_backward=node is not None)
-            if phase != self.begins[-1].phase:
+        updates = zip(self._updates[::2], repeat(None))  # operators of some are not recorded
+        for moment, operator in sorted(
+            [*((each.begin, each) for each in operators), *updates], key=itemgetter(0)
+        ):
+            phase = "optimizer"
+            if operator is not None:
+                layer, updating = self.layer(*operator[:2]), bisect_right(self._updates, moment) % 2 > 0
+                phase = self.phase_of(layer, updating=updating, in_backward=operator.node is not None)
+            if phase != self.phase():
                 begin = self.since(moment)
                 self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
 
@@ -209,11 +209,6 @@ class StepRecorder(MemoryRecord):
         layer = self._scopes[index][1] if index >= 0 else "other"
         if layer != "other" or node is None:
             return layer
-        if node.sequence < 0:  # its parameter has a label
-            labels = self._notes["label"]
-            first = bisect_left(labels, node.begin, key=itemgetter(0))
-            label = labels[first] if first < len(labels) else None
-            return str(label[-1]) if label is not None and label[0] <= node.end else "other"
         recomputed = node.is_nested and self._nodes_of_backward.are_known
         return (self._nodes_of_backward if recomputed else self.nodes).of_number(node.sequence)
 

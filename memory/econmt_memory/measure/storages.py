@@ -170,10 +170,16 @@ class MemoryRecord:
         self.begins.append(Beginning(phase, self.now(), len(self.changes)))
 
     def phase_of(self, layer: str, *, updating: bool, in_backward: bool) -> str:
-        """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before."""
-        if updating or in_backward:
-            return "optimizer" if updating else "backward"
-        return "forward" if layer != "other" or not self.begins else self.begins[-1].phase
+        """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before.
+
+        An optimizer's step may run a forward and a backward pass, before it updates.
+        """
+        if in_backward:
+            return "backward"
+        if layer != "other":
+            return "forward"
+        before = self.begins[-1].phase if self.begins else "forward"
+        return "optimizer" if updating and before == "backward" else before
 
     def phase(self) -> str:
         """Returns the current phase."""

@@ -160,11 +160,9 @@ def test_advice_to_the_byte() -> None:
     )
     map_of = TensorAtPeak(501, (), "float32", "feature maps", "m.0", "")
     ledger.largest = [map_of, map_of._replace(category="weights"), map_of._replace(dtype="bfloat16")]
-    scopes = SimpleNamespace(
-        kinds={"m": "Model", "m.0": "Block", "m.1": "Block", "m.1.sub": "Sub"},
-        inputs={"m": 5, "m.0": 100, "m.1": 30, "m.1.sub": 20},
-    )
-    texts = {each.text: each.bytes for each in advise(ledger, scopes)}  # type: ignore[arg-type]
+    kinds = {"m": "Model", "m.0": "Block", "m.1": "Block", "m.1.sub": "Sub"}
+    inputs = {"m": 5, "m.0": 100, "m.1": 30, "m.1.sub": 20}
+    texts = {each.text: each.bytes for each in advise(ledger, kinds, inputs)}
     assert list(texts.items()) == [
         ("halve the batch", (1812 - 150 - 150 - 512) // 2),
         ("compute in bfloat16 (torch.autocast)", 500),
@@ -172,9 +170,9 @@ def test_advice_to_the_byte() -> None:
         ("checkpoint each of the 2 modules Block in m", 370),
     ]
     ledger.largest[0] = map_of._replace(bytes=500)  # no more than half of them is wide
-    assert "compute in bfloat16 (torch.autocast)" not in {each.text for each in advise(ledger, scopes)}  # type: ignore[arg-type]
+    assert "compute in bfloat16 (torch.autocast)" not in {each.text for each in advise(ledger, kinds, inputs)}
     ledger.peak = 38_000  # of which 370 bytes are less than a hundredth
-    found = [each.text for each in advise(ledger, scopes)]  # type: ignore[arg-type]
+    found = [each.text for each in advise(ledger, kinds, inputs)]
     assert found == ["halve the batch", "use an optimizer with 8-bit state"]
 
 
