@@ -15,11 +15,6 @@ from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import Storage
 from econmt_memory.measure.tracker import Tracker
 
-ASSUMED = frozenset(("aten.convolution", "aten.convolution_backward"))
-"""Operators whose internal memory on a GPU is assumed."""
-ASSUMED_ROW = "cuDNN (assumed)"
-"""Row of that memory in tables by module."""
-
 
 class PredictingTracker(Tracker):
     """Tracker of a program's step on fake tensors, which tells by itself which phase the step is in.
@@ -99,11 +94,6 @@ class PredictingTracker(Tracker):
             storage.operator, storage.kept_by, storage.line = named, None, None
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
-
-    def _charge(self, workspace: int, layer: str) -> None:
-        """Records internal memory; assumed bytes have a row of their own."""
-        assumed = self.allocator is not None and self._path() in ASSUMED
-        super()._charge(workspace, ASSUMED_ROW if assumed and workspace else layer)
 
     def find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""

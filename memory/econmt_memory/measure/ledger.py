@@ -19,8 +19,15 @@ from econmt_memory.measure.storages import UNKNOWN, Beginning, MemoryRecord, Sto
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
 
-CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
-"""Categories of bytes."""
+CATEGORIES = {
+    "feature maps": "what autograd keeps of the forward pass for the backward pass",
+    "weights": "parameters and buffers",
+    "gradients": "sums that the backward pass leaves in parameters",
+    "optimizer state": "what the optimizer keeps from step to step, such as moments",
+    "workspace": "all else that the step allocates, such as results that nobody keeps",
+    "other": "what was there before the step, such as the batch",
+}
+"""Categories of bytes, and what they mean."""
 
 _Key = TypeVar("_Key")
 

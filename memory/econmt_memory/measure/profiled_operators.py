@@ -19,13 +19,10 @@ class NodeRun(NamedTuple):
 
     Attributes:
         sequence: Number of the node in the order of creation; -1 for the node that accumulates a parameter's gradient.
-        begin, end: Nanoseconds of the epoch.
         is_nested: True if another node runs it, as reentrant checkpointing does.
     """
 
     sequence: int
-    begin: int
-    end: int
     is_nested: bool
 
 
@@ -73,9 +70,9 @@ def read_events(
                 maker = operator or OUTSIDE
                 allocations.append(AttributedAllocation(event.start_time_ns, *sizes, maker, node))
         elif kind.name == "TorchOp":
-            name, begin = fields.name, event.start_time_ns
+            name = fields.name
             if name.startswith(_NODE):
-                node = NodeRun(fields.sequence_number, begin, event.end_time_ns, node is not None)
+                node = NodeRun(fields.sequence_number, node is not None)
             elif name.startswith(_UPDATE) and all(each.tag.name == "Allocation" for each in event.children):
                 operator = name.removeprefix(_UPDATE)  # whose operators are not recorded
             elif not operator and "::" in name:
@@ -83,7 +80,7 @@ def read_events(
                 facts = _known(name, len(inputs))
                 if facts is not None and not facts.is_composite and not facts.is_primitive:
                     operator = facts.name
-                    operators.append(ProfiledOperator(begin, node, inputs))
+                    operators.append(ProfiledOperator(event.start_time_ns, node, inputs))
         waiting += [(child, operator, node) for child in event.children]
     operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)
