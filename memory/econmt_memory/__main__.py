@@ -52,12 +52,6 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
-
-
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])(i?)B", text)
     if match is None:
@@ -68,7 +62,7 @@ def _size(text: str) -> int:
 def run_script(words: list[str]) -> None:
     """Runs a script, and tracks one of its steps. The script's errors and its exit code are those of the process."""
     parser = _parser(NAME, SCRIPT)
-    parser.add_argument("--step", metavar="N", type=_number, default=3, help="its number (default: 3)")
+    parser.add_argument("--step", metavar="N", type=int, default=3, help="its number (default: 3)")
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(words)
@@ -95,8 +89,8 @@ def run_prediction(words: list[str]) -> int:
     parser = _parser(f"{NAME} predict", PREDICTION)
     add = parser.add_argument
     add("--model", metavar="CONFIG", type=Path, required=True, help="configuration, a JSON file")
-    add("--batch", metavar="N", type=_number, default=8, help="rows of a batch (default: 8)")
-    add("--length", metavar="N", type=_number, default=512, help="tokens of a row (default: 512)")
+    add("--batch", metavar="N", type=int, default=8, help="rows of a batch (default: 8)")
+    add("--length", metavar="N", type=int, default=512, help="tokens of a row (default: 512)")
     add("--optimizer", choices=OPTIMIZERS, default="adamw", help="default: adamw")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="default: float32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,12 +115,13 @@ class StepRecorder(MemoryRecord):
                 if not self._start:
                     self._older.add(address)
                     self._note_use(plain)
-                self._notes["label"].append((time.time_ns(), address, plain.nbytes, category, layer))
+                size = plain.untyped_storage().nbytes()
+                self._notes["label"].append((time.time_ns(), address, size, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
         if isinstance(tensor, Tensor) and (address := _address(tensor)) and tensor.nbytes >= LARGE:
-            self._notes["mark"].append((time.time_ns(), address, "", user_line()))
+            self._notes["mark"].append((time.time_ns(), address, None, user_line()))
 
     def use(self, tensor: Tensor) -> None:
         """Notes the storage of a tensor that may be older than the recording."""
@@ -214,12 +215,12 @@ class StepRecorder(MemoryRecord):
 
 
 def _address(tensor: Tensor) -> int:
-    """Returns the address of a tensor's first element; 0 if it has no memory of its own, as a sparse or a fake one."""
+    """Returns the address of a tensor's storage; 0 if it has no memory of its own, as a sparse or a fake one."""
     kind = type(tensor)
     if tensor.layout is not torch.strided or (kind not in _PLAIN and issubclass(kind, _WITHOUT_MEMORY)):
         return 0
     try:
-        return tensor.data_ptr()
+        return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # as within torch.vmap
         return 0
 
@@ -242,7 +243,6 @@ class _StepMemory:
         self._recorder = recorder
         self._on_gpu = recorder.device.type == "cuda"
         self._at: dict[int, Storage] = {}
-        self._addresses: list[int] = []
         self._live = recorder._at_start
         self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other")
 
@@ -257,8 +257,7 @@ class _StepMemory:
             if there is not None:
                 self.release(nanoseconds, there)
             layer = self._recorder.layer(nanoseconds, node)
-            storage = Storage(size, (size,), torch.uint8, operator, layer, address)
-            self._put(storage)
+            storage = self._at[address] = Storage(size, (size,), torch.uint8, operator, layer, address)
             self._grow(nanoseconds, storage, size)
         elif there is not None:
             if self._on_gpu and there in self.older:  # the allocator knows better than the shapes of tensors
@@ -290,7 +289,6 @@ class _StepMemory:
     def release(self, nanoseconds: int, storage: Storage) -> None:
         """Follows the release of a storage."""
         del self._at[storage.address]
-        del self._addresses[bisect_left(self._addresses, storage.address)]
         self._grow(nanoseconds, storage, -storage.size)
 
     def release_older(self, nanoseconds: int, address: int) -> None:
@@ -308,8 +306,7 @@ class _StepMemory:
         if storage is None:
             if not size:
                 return
-            storage = Storage(size, tuple(shape), dtype, "", "other", address)
-            self._put(storage)
+            storage = self._at[address] = Storage(size, tuple(shape), dtype, "", "other", address)
             self.older[storage] = size
         elif storage in self.older:
             storage.size = self.older[storage] = max(storage.size, size)
@@ -322,28 +319,15 @@ class _StepMemory:
             self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
 
     def label(self, nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
-        """Sets the category and layer of a storage; the address may be inside of it."""
-        storage = self._around(address)
-        if storage is None:
+        """Sets the category and layer of a storage."""
+        if address not in self._at:
             self.use(nanoseconds, address, size, (size,), torch.uint8)
-            storage = self._at.get(address)
+        storage = self._at.get(address)
         if storage is not None and storage.category is None:
             storage.category, storage.layer = category, layer
 
-    def mark(self, _nanoseconds: int, address: int, kept_by: str, line: UserLine | None) -> None:
-        """Sets the line that made a storage, and the layer that keeps it; the address may be inside of it."""
-        storage = self._around(address)
-        if storage is None:
-            return
-        storage.kept_by = storage.kept_by or kept_by or None
-        storage.line = storage.line or line
-
-    def _around(self, address: int) -> Storage | None:
-        """Returns the storage whose memory an address is in."""
-        index = bisect_right(self._addresses, address) - 1
-        storage = self._at[self._addresses[index]] if index >= 0 else None
-        return storage if storage is not None and address < storage.address + storage.size else None
-
-    def _put(self, storage: Storage) -> None:
-        self._at[storage.address] = storage
-        insort(self._addresses, storage.address)
+    def mark(self, _nanoseconds: int, address: int, kept_by: str | None, line: UserLine | None) -> None:
+        """Sets the line that made a storage, and the layer that keeps it."""
+        storage = self._at.get(address)
+        if storage is not None:
+            storage.kept_by, storage.line = storage.kept_by or kept_by, storage.line or line

@@ -18,6 +18,7 @@ from econmt_memory.account.advice import advise
 from econmt_memory.account.comparison import AccountComparison
 from econmt_memory.measure.ledger import Ledger, TensorAtPeak
 from econmt_memory.measure.storages import Beginning, Change, MemoryRecord, Storage
+from econmt_memory.report.tables import format_bytes
 from tests.conftest import ROOT
 from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_loss, tracked
 
@@ -25,7 +26,8 @@ from tests.unit.memory.account.models import GPT, Case, adam, gpt, next_word_los
 def test_changes_are_sorted_by_their_size_in_either_direction() -> None:
     a, gone, same = ("weights", "a"), ("weights", "gone"), ("gradients", "same")
     c, new = ("other", "c"), ("workspace", "new")
-    before, after = Counter({a: 10, gone: 7, same: 5, c: 2}), Counter({a: 11, same: 5, c: 6, new: 3})
+    entries = {a: 10, gone: 7, same: 5, c: 2}, {a: 11, same: 5, c: 6, new: 3}
+    before, after = (Ledger(sum(each.values()), Counter(each)) for each in entries)
     comparison = AccountComparison(before, after)
     assert list(comparison.changes().items()) == [(gone, -7), (c, 4), (new, 3), (a, 1)]
     assert comparison.grown == 1
@@ -100,7 +102,14 @@ def test_what_grew(account: memory.Account, tmp_path: Path) -> None:
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     account.to_json(one)
     wider.to_json(two)
-    assert memory.compare(one, two) == comparison
+    assert memory.compare(one, two).changes() == comparison.changes()
+    assert memory.compare(one, two).grown == comparison.grown
+    page = tmp_path / "page.html"
+    for each in (comparison, memory.compare(one, two)):
+        each.save(page)
+        text = page.read_text()
+        assert (text.count('class="before"'), text.count('class="k-backward"')) == (1, 1)
+        assert f"reference: {format_bytes(account.peak_bytes)}<" in text
     row = '{"ledger": {"entries": [{"category": "weights", "layer": "a", "bytes": %s}]}}'
     for content in ("[]", row % "Infinity", row % ("9" * 5000), "[" * 100_000):
         two.write_text(content)

@@ -83,7 +83,7 @@ def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
     memory_of_gpu = _StepMemory(recorder)
     memory_of_gpu.label(0, 1 << 20, 1000, "weights", "layer")
     memory_of_gpu.change(0, 1 << 21, 2048, start + 2048, "aten.mm", None)
-    memory_of_gpu.mark(0, (1 << 21) + 512, "layer", None)
+    memory_of_gpu.mark(0, 1 << 21, "layer", None)
     # A block that was not split, and one that nothing was known of.
     memory_of_gpu.change(0, 1 << 20, -1536, start + 512, "", None)
     memory_of_gpu.change(0, 1 << 22, -4096, start - 3584, "", None)

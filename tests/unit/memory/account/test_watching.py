@@ -128,7 +128,7 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["missing.py"], "missing.py: no such file"),
-        (["--step", "0", "x.py"], "argument --step: '0' is no number from 1 on"),
+        (["--step", "many", "x.py"], "argument --step: invalid int value: 'many'"),
         (["predict"], "the following arguments are required: --model"),
         (
             ["predict", "--model", "x", "--fits", "2 cats"],
