@@ -55,14 +55,13 @@ class ModuleScopes:
         self._tracker = tracker
         self._owners: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self._running: list[nn.Module] = []
-        # The number of parameters whose state has a label, by optimizer.
-        self._optimizers = weakref.WeakKeyDictionary(dict.fromkeys(optimizers, 0))
+        self._optimizers = weakref.WeakSet(optimizers)
         self._updating: int | None = None  # the number of the optimizer that steps
         self._hooks = ExitStack()
         for model in models:
             self._register(model)
         for optimizer in list(self._optimizers):
-            self._label_optimizer(optimizer)
+            self._label_state(optimizer)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -88,7 +87,6 @@ class ModuleScopes:
                 ):  # some are new, as from model.to or a lazy module
                     self._label_weights(module, name)
                 for optimizer in list(self._optimizers):
-                    self._label_parameters(optimizer)
                     self._label_optimizer(optimizer)
 
     def _register(self, model: nn.Module) -> None:
@@ -163,7 +161,13 @@ class ModuleScopes:
                 self._tracker.label(part, "gradients", self._owners.get(parameter, "other"))
 
     def _label_optimizer(self, optimizer: Optimizer) -> None:
-        self._optimizers[optimizer] = len(optimizer.state)
+        """Labels state, and parameters that no module has, such as an image that is optimized."""
+        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
+            if parameter not in self._owners:
+                self._own(parameter, "other")
+        self._label_state(optimizer)
+
+    def _label_state(self, optimizer: Optimizer) -> None:
         settings = ({**group, "params": None} for group in optimizer.param_groups)  # the rate may be a tensor
         for parameter, state in (*optimizer.state.items(), *zip(repeat(None), settings)):
             owner = self._owners.get(parameter, "other") if isinstance(parameter, Tensor) else "other"
@@ -171,14 +175,8 @@ class ModuleScopes:
                 if isinstance(part, Tensor):
                     self._tracker.label(part, "optimizer state", owner)
 
-    def _label_parameters(self, optimizer: Optimizer) -> None:
-        """Labels the parameters of an optimizer that no module has, such as an image that is optimized."""
-        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
-            if parameter not in self._owners:
-                self._own(parameter, "other")
-
     def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._optimizers.setdefault(optimizer, 0)
+        self._optimizers.add(optimizer)
         self._leave_update(optimizer)  # if its last step has failed
         if self._updating is None:  # else another optimizer runs this one
             # Optimizers that PyTorch runs for lists of tensors work element by element, without a closure.
@@ -194,9 +192,7 @@ class ModuleScopes:
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave_update(optimizer)
-        self._label_parameters(optimizer)
-        if len(optimizer.state) != self._optimizers[optimizer]:
-            self._label_optimizer(optimizer)
+        self._label_optimizer(optimizer)
 
     def _is_elsewhere(self) -> bool:
         """Returns True in code that is compiled, or in a thread of the program other than that of the block."""

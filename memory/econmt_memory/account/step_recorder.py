@@ -65,7 +65,6 @@ class StepRecorder(MemoryRecord):
         self._end = 0
         self._scopes: list[tuple[int, str]] = []
         self._updates: list[int] = []
-        self._older: set[int] = set()
         # Arguments for the methods of _StepMemory with these names; the first is the time, in nanoseconds of the epoch.
         self._notes: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self._used: set[int] = set()
@@ -110,13 +109,9 @@ class StepRecorder(MemoryRecord):
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
         for plain in plain_tensors(tensor):
-            address = _address(plain)
-            if address and plain.get_device() == self._index:
-                if not self._start:
-                    self._older.add(address)
-                    self._note_use(plain)
-                size = plain.untyped_storage().nbytes()
-                self._notes["label"].append((time.time_ns(), address, size, category, layer))
+            address = self._note_use(plain)
+            if address:
+                self._notes["label"].append((time.time_ns(), address, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
@@ -128,7 +123,7 @@ class StepRecorder(MemoryRecord):
         # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
         # when it is released.
         for plain in plain_tensors(tensor):
-            if self._index < 0 and not plain.requires_grad and _address(plain):
+            if self._index < 0 and not plain.requires_grad:
                 self._note_use(plain)
 
     def keep(self, tensor: Tensor) -> Tensor:
@@ -136,21 +131,18 @@ class StepRecorder(MemoryRecord):
         inner = next(plain_tensors(tensor))
         address = _address(inner)
         if address:
-            is_new = inner.nbytes >= LARGE and address not in self._older
-            line = user_line() if is_new else None
+            line = user_line() if inner.nbytes >= LARGE else None
             self._notes["mark"].append((time.time_ns(), address, scopes.current_layer(), line))
-            if self._index < 0 and not inner.requires_grad:
-                self._note_use(inner)
+            self.use(inner)
         return tensor
 
-    def _note_use(self, tensor: Tensor) -> None:
-        if tensor.get_device() != self._index:
-            return
-        memory = tensor.untyped_storage()
-        address = memory.data_ptr()
+    def _note_use(self, tensor: Tensor) -> int:
+        """Notes the storage of a tensor, and returns its address; 0 if it is elsewhere."""
+        address = _address(tensor) if tensor.get_device() == self._index else 0
         if not address or address in self._used:
-            return
+            return address
         self._used.add(address)
+        memory = tensor.untyped_storage()
         self._notes["use"].append((time.time_ns(), address, memory.nbytes(), shape_of(tensor), tensor.dtype))
         if self._index < 0:
             released = self._notes["release_older"]
@@ -159,6 +151,7 @@ class StepRecorder(MemoryRecord):
                 released.append((time.time_ns(), address))
 
             self._references.append(weakref.ref(memory, gone))
+        return address
 
     def settle(self) -> None:
         """Completes the record from the profiler's events, after the recording."""
@@ -318,10 +311,8 @@ class _StepMemory:
         if not self._on_gpu or tensor.storage_data_ptr in self._at:
             self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
 
-    def label(self, nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
+    def label(self, _nanoseconds: int, address: int, category: str, layer: str) -> None:
         """Sets the category and layer of a storage."""
-        if address not in self._at:
-            self.use(nanoseconds, address, size, (size,), torch.uint8)
         storage = self._at.get(address)
         if storage is not None and storage.category is None:
             storage.category, storage.layer = category, layer
@@ -330,4 +321,5 @@ class _StepMemory:
         """Sets the line that made a storage, and the layer that keeps it."""
         storage = self._at.get(address)
         if storage is not None:
-            storage.kept_by, storage.line = storage.kept_by or kept_by, storage.line or line
+            storage.kept_by = storage.kept_by or kept_by
+            storage.line = storage.line or (None if storage in self.older else line)

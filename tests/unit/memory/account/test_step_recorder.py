@@ -81,7 +81,8 @@ def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
     recorder = StepRecorder(torch.device("cuda", 0))
     recorder._at_start = start = 10_000
     memory_of_gpu = _StepMemory(recorder)
-    memory_of_gpu.label(0, 1 << 20, 1000, "weights", "layer")
+    memory_of_gpu.use(0, 1 << 20, 1000, (1000,), torch.uint8)
+    memory_of_gpu.label(0, 1 << 20, "weights", "layer")
     memory_of_gpu.change(0, 1 << 21, 2048, start + 2048, "aten.mm", None)
     memory_of_gpu.mark(0, 1 << 21, "layer", None)
     # A block that was not split, and one that nothing was known of.
@@ -122,7 +123,8 @@ def test_what_a_cpu_says_of_older_memory_is_left_aside() -> None:
     memory_of_cpu = _StepMemory(StepRecorder(CPU))
     memory_of_cpu.change(0, 1 << 20, -1536, 0, "", None)
     assert not memory_of_cpu.older
-    memory_of_cpu.label(0, 1 << 21, 1000, "gradients", "layer")
+    memory_of_cpu.use(0, 1 << 21, 1000, (1000,), torch.uint8)
+    memory_of_cpu.label(0, 1 << 21, "gradients", "layer")
     memory_of_cpu.release_older(0, 1 << 21)  # by a weak reference
     memory_of_cpu.change(0, 1 << 21, -1536, 0, "", None)
     assert list(memory_of_cpu.older.values()) == [1000]
