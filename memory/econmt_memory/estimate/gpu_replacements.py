@@ -167,23 +167,6 @@ def _gru_cell_backward(gradient: Tensor, workspace: Tensor, biases: bool) -> tup
     return *gates, before, *((each.sum(0) for each in gates) if biases else (None, None))
 
 
-def _layer_norm(inputs: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Keeps mean and deviation in float32 (cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
-    return normalized(inputs, shape, _accumulated(inputs))
-
-
-def normalized(inputs: Tensor, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the results of a layer normalization, whose mean and deviation have a type."""
-    outer = inputs.shape[: inputs.dim() - len(shape)] + (1,) * len(shape)
-    outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    mean, deviation = (inputs.new_empty(outer, dtype=dtype) for _ in range(2))
-    return outputs, mean, deviation
-
-
-def _accumulated(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
-
-
 _SORTED_FROM = 3072
 """Most indices whose gradients are added up without sorting them (cuda/Embedding.cu)."""
 _ROWS_OF_THREAD = 10
@@ -203,7 +186,7 @@ def _embedding_backward(gradient: Tensor, indices: Tensor, rows: int, *_: Any) -
     segments = min(count, rows)
     partial = count // _ROWS_OF_THREAD + segments
     kept += [indices.new_empty(size) for size in (count, segments, segments, partial)]
-    sums = gradient.new_empty(partial, width, dtype=_accumulated(gradient))
+    sums = gradient.new_empty(partial, width, dtype=torch.promote_types(gradient.dtype, torch.float32))
     del kept, sums
     return result
 
@@ -222,7 +205,6 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-    aten.native_layer_norm.default: _layer_norm,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.native_dropout.default: _native_dropout,
 }
