@@ -21,16 +21,6 @@ aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _MOST_KNOWN = 1 << 22
 """Most elements of a tensor whose values are known."""
-_FOLLOWED = {
-    "_to_copy", "add", "alias", "all", "any", "arange", "bitwise_and", "bitwise_not", "bitwise_or", "cat", "ceil",
-    "clamp", "clone", "constant_pad_nd", "copy_", "cumsum", "detach", "div", "eq", "expand", "fill_", "flip",
-    "floor", "floor_divide", "full", "full_like", "ge", "gt", "index", "index_put_", "index_select", "le",
-    "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "max", "min", "mul", "ne",
-    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "remainder", "rsub", "scalar_tensor",
-    "select", "slice", "sort", "squeeze", "sub", "sum", "t", "transpose", "unbind", "unsqueeze", "view", "where",
-    "zeros", "zeros_like",
-}  # fmt: skip
-"""Operators by which programs compute lengths and masks."""
 CELLS = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 """Recurrent functions of PyTorch, in the order of their numbers in `torch._cudnn_rnn` (cudnn/RNN.cpp)."""
 
@@ -78,9 +68,10 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     fakes = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
     given = [_known(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     is_small = all(each.numel() <= _MOST_KNOWN for each in fakes)
-    if func.overloadpacket.__name__ in _FOLLOWED and is_small and all(each is not None for each in given):
+    has_values = torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func.name()
+    if func.namespace == "aten" and has_values and is_small and all(each is not None for each in given):
         real_args, real_kwargs = tree_map_only(Tensor, _known, (args, kwargs))
-        for fake, real in zip(fakes, tree_leaves(func(*real_args, **real_kwargs)), strict=True):
+        for fake, real in zip(fakes, tree_leaves(func(*real_args, **real_kwargs)), strict=False):
             fake.known = real  # type: ignore[attr-defined]
     elif func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
         if given and given[0] is not None:

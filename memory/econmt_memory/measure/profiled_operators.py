@@ -51,7 +51,7 @@ class ProfiledOperator(NamedTuple):
 def read_events(
     result: Any, device: torch.device
 ) -> tuple[list[ProfiledOperator], list[AttributedAllocation]]:
-    """Returns the operators and the allocations on a device that the profiler has recorded, in order.
+    """Returns the operators that the profiler has recorded, and the allocations on a device in order.
 
     An operator that consists of others does not count, but those do.
     """
@@ -76,27 +76,21 @@ def read_events(
             elif name.startswith(_UPDATE) and all(each.tag.name == "Allocation" for each in event.children):
                 operator = name.removeprefix(_UPDATE)  # whose operators are not recorded
             elif not operator and "::" in name:
-                inputs = fields.inputs
-                facts = _known(name, len(inputs))
+                facts = _known(name)
                 if facts is not None and not facts.is_composite and not facts.is_primitive:
                     operator = facts.name
-                    operators.append(ProfiledOperator(event.start_time_ns, node, inputs))
+                    operators.append(ProfiledOperator(event.start_time_ns, node, fields.inputs))
         waiting += [(child, operator, node) for child in event.children]
-    operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)
     return operators, allocations
 
 
 @lru_cache(None)
-def _known(name: str, arguments: int) -> OperatorFacts | None:
-    """Returns the properties of an operator's overload with so many arguments; None: it is no operator."""
+def _known(name: str) -> OperatorFacts | None:
+    """Returns the properties of an operator, which its overloads share; None: it is no operator."""
     namespace, _, operator = name.partition("::")
     packet = None if "::" in operator else getattr(getattr(torch.ops, namespace), operator, None)
-    if packet is None:
-        return None
-    overloads = [getattr(packet, each) for each in packet.overloads()]
-    alike = (each for each in overloads if len(each._schema.arguments) == arguments)
-    return look_at(next(alike, overloads[0]), {})
+    return None if packet is None else look_at(getattr(packet, packet.overloads()[0]), {})
 
 
 def tensors_of(inputs: list[Any]) -> list[Any]:
