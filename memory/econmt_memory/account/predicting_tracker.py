@@ -91,7 +91,7 @@ class PredictingTracker(Tracker):
         self.before = [(storage, storage.size) for storage, _ in self._known.values()]
         for storage, _ in self.before:
             named = storage.layer if storage.category == "workspace" else ""  # by a library that keeps it
-            storage.operator, storage.kept_by, storage.line = named, None, None
+            storage.operator, storage.kept_by, storage.line = named, None, ""
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
 

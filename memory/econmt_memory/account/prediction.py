@@ -23,7 +23,7 @@ from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.reachable import reachable, restored
-from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
+from econmt_memory.account.stand_ins import OnCPU
 from econmt_memory.account.tracking import nested_hooks, several
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.cpu_workspaces import cpu_workspace
@@ -109,15 +109,9 @@ def _predicted(
     parameters = [parameter for one in models for parameter in one.parameters()]
     is_hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters)
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    stand_ins = OnCPU(like_gpu=on_gpu)
     try:
-        with (
-            fake_tensors(device) as mode,
-            OnCPU(like_gpu=on_gpu) as stand_ins,
-            during_backward(stand_ins),
-            autocast_on_cpu(),
-            fake_scalers(),
-            uncompiled,
-        ):
+        with fake_tensors(device) as mode, stand_ins.active(), uncompiled:
             _fake(models, [*optimizers, *others], stand_ins.replaced)
             mode.allow_non_fake_inputs = True
             replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)

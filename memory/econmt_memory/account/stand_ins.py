@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import takewhile
 from operator import itemgetter
 from typing import Any
@@ -113,6 +113,40 @@ class OnCPU(TorchFunctionMode):
                 fake.grad = self.replaced(value.grad)
         return self._fakes[id(value)][1]
 
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Acts on code within the context, on backward passes too, and on autocast and gradient scalers for a GPU.
+
+        PyTorch takes modes off while it calls functions such as ``Tensor.backward``, and for reentrant checkpoints.
+        """
+        run, begin = torch.autograd._engine_run_backward, torch.autocast.__init__  # type: ignore[attr-defined]
+        apply: Callable[..., Any] = CheckpointFunction.apply
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return run(*args, **kwargs)
+
+        def begin_on_cpu(
+            context: torch.autocast, kind: str, dtype: torch.dtype | None = None, *rest: Any, **more: Any
+        ) -> None:
+            if kind.partition(":")[0] == "cuda":
+                kind, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            begin(context, kind, dtype, *rest, **more)
+
+        def step(
+            _: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any
+        ) -> Any:
+            return optimizer.step(*args, **kwargs)
+
+        with (
+            patched(torch.autograd, _engine_run_backward=followed),
+            patched(CheckpointFunction, apply=lambda *args: apply(*map(self.replaced, args))),
+            patched(torch.autocast, __init__=begin_on_cpu),
+            patched(GradScaler, _maybe_opt_step=step),
+            self,
+        ):
+            yield
+
     def _empty_like(self, tensor: Tensor) -> Tensor:
         """Returns a fake tensor like a tensor; for a wrapper, such as a DTensor, another wrapper."""
         if hasattr(tensor, "__tensor_flatten__"):
@@ -124,46 +158,3 @@ class OnCPU(TorchFunctionMode):
 def _widened(value: Any) -> Any:
     """Returns an argument in float32 if it is a tensor of 16 bits."""
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
-
-
-@contextmanager
-def during_backward(mode: OnCPU) -> Iterator[None]:
-    """Lets a mode act on what runs in backward passes too, such as what checkpoints recompute, and on their arguments.
-
-    PyTorch takes it off while it calls ``Tensor.backward`` and functions like that, and for reentrant checkpoints.
-    """
-    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    apply: Callable[..., Any] = CheckpointFunction.apply
-
-    def followed(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return run(*args, **kwargs)
-
-    def replaced(*args: Any) -> Any:
-        return apply(*map(mode.replaced, args))
-
-    with patched(torch.autograd, _engine_run_backward=followed), patched(CheckpointFunction, apply=replaced):
-        yield
-
-
-def fake_scalers() -> AbstractContextManager[None]:
-    """Lets `torch.amp.GradScaler` run every step of an optimizer."""
-
-    def run(_: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    return patched(GradScaler, _maybe_opt_step=run)
-
-
-def autocast_on_cpu() -> AbstractContextManager[None]:
-    """Lets autocast for a GPU act on the CPU within the context."""
-    begin = torch.autocast.__init__
-
-    def begin_on_cpu(
-        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **more: Any
-    ) -> None:
-        if device_type.partition(":")[0] == "cuda":
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        begin(self, device_type, dtype, *rest, **more)
-
-    return patched(torch.autocast, __init__=begin_on_cpu)

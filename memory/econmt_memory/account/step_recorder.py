@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from econmt_memory.estimate.allocator import CUBLAS_WORKSPACES
 from econmt_memory.measure import scopes
 from econmt_memory.measure.allocations import OUTSIDE, recorded
 from econmt_memory.measure.ops_package import whole_operators
@@ -39,7 +40,7 @@ from econmt_memory.measure.storages import (
     plain_tensors,
     shape_of,
 )
-from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
+from econmt_memory.measure.user_lines import LARGE, user_line
 
 
 class StepRecorder(MemoryRecord):
@@ -75,6 +76,7 @@ class StepRecorder(MemoryRecord):
         """Records the operators that run within the context."""
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
+            self._note_workspaces(torch.cuda.memory_snapshot())
         with recorded() as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())
@@ -131,7 +133,7 @@ class StepRecorder(MemoryRecord):
         inner = next(plain_tensors(tensor))
         address = _address(inner)
         if address:
-            line = user_line() if inner.nbytes >= LARGE else None
+            line = user_line() if inner.nbytes >= LARGE else ""
             self._notes["mark"].append((time.time_ns(), address, scopes.current_layer(), line))
             self.use(inner)
         return tensor
@@ -152,6 +154,14 @@ class StepRecorder(MemoryRecord):
 
             self._references.append(weakref.ref(memory, gone))
         return address
+
+    def _note_workspaces(self, segments: Sequence[dict[str, Any]]) -> None:
+        """Notes the blocks of a GPU's allocator that are as large as a workspace of cuBLAS, which no tensor shows."""
+        for block in (
+            each for segment in segments if segment["device"] == self._index for each in segment["blocks"]
+        ):
+            if block["state"] == "active_allocated" and block["size"] in CUBLAS_WORKSPACES:
+                self._notes["use"].append((0, block["address"], block["size"], (block["size"],), torch.uint8))
 
     def settle(self) -> None:
         """Completes the record from the profiler's events, after the recording."""
@@ -179,6 +189,7 @@ class StepRecorder(MemoryRecord):
         for moment, action, arguments in sorted(steps, key=itemgetter(0)):
             if moment <= self._end:
                 action(*arguments)
+        memory.name_workspaces()
         self.before = list(memory.older.items())
         self.changes = memory.changes
 
@@ -311,15 +322,22 @@ class _StepMemory:
         if not self._on_gpu or tensor.storage_data_ptr in self._at:
             self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
 
+    def name_workspaces(self) -> None:
+        """Labels what is alive at the end, has the size of a workspace of cuBLAS, and was never part of a tensor."""
+        for storage in self._at.values() if self._on_gpu else ():
+            is_raw = storage.shape == (storage.size,) and storage.category is storage.kept_by is None
+            if storage.size in CUBLAS_WORKSPACES and is_raw:
+                storage.category, storage.layer, storage.operator = "workspace", "cuBLAS", "cuBLAS"
+
     def label(self, _nanoseconds: int, address: int, category: str, layer: str) -> None:
         """Sets the category and layer of a storage."""
         storage = self._at.get(address)
         if storage is not None and storage.category is None:
             storage.category, storage.layer = category, layer
 
-    def mark(self, _nanoseconds: int, address: int, kept_by: str | None, line: UserLine | None) -> None:
+    def mark(self, _nanoseconds: int, address: int, kept_by: str | None, line: str) -> None:
         """Sets the line that made a storage, and the layer that keeps it."""
         storage = self._at.get(address)
         if storage is not None:
             storage.kept_by = storage.kept_by or kept_by
-            storage.line = storage.line or (None if storage in self.older else line)
+            storage.line = storage.line or ("" if storage in self.older else line)

@@ -128,8 +128,7 @@ def live_models() -> list[nn.Module]:
 
 def in_words(account: Account) -> str:
     """Describes an account in a paragraph: bytes by category, the largest modules, and what would make room."""
-    modules = {name: sum(sizes.values()) for name, sizes in account.by_module(2).items()}
-    largest = sorted(modules.items(), key=lambda item: -item[1])[:3]
+    largest = account.rolled_up(2).by_layer().most_common(3)
     categories, advice = account.by_category().items(), account.advice()
     kinds, most, changes = (
         ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes if size)

@@ -191,12 +191,6 @@ def _embedding_backward(gradient: Tensor, indices: Tensor, rows: int, *_: Any) -
     return result
 
 
-def _native_dropout(inputs: Tensor, _p: float, _train: bool | None) -> tuple[Tensor, Tensor]:
-    """Keeps a mask of one byte per element, which is allocated first (cuda/Dropout.cu)."""
-    mask = torch.empty_like(inputs, dtype=torch.bool)
-    return torch.empty_like(inputs), mask
-
-
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
     aten._scaled_dot_product_flash_attention.default: _flash_attention,
@@ -206,6 +200,5 @@ REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
-    aten.native_dropout.default: _native_dropout,
 }
 """Replacements by operator."""

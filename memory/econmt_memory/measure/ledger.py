@@ -179,8 +179,8 @@ def ledger_of(tracker: MemoryRecord, *, at_end: bool = False) -> Ledger:
     ledger.flops, ledger.device = sum(tracker.flops.values()), tracker.device.type
     alive.pop(UNKNOWN, None)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
-        dtype, line = str(storage.dtype).removeprefix("torch."), str(storage.line or "")
-        what = storage.shape, dtype, *kind_of(storage), storage.operator, line
+        dtype = str(storage.dtype).removeprefix("torch.")
+        what = storage.shape, dtype, *kind_of(storage), storage.operator, storage.line
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
     for begin in tracker.begins:
         if begin.phase == "backward":

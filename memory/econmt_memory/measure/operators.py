@@ -27,7 +27,6 @@ class OperatorFacts(NamedTuple):
     """Properties of an operator that do not depend on its arguments.
 
     Attributes:
-        is_device: True if it returns the device of a fake tensor.
         is_primitive: True if it creates no tensors.
         is_composite: True if it consists of other operators, and no device has a kernel of its own for it.
         is_view: True if its results share the memory of its arguments.
@@ -39,7 +38,6 @@ class OperatorFacts(NamedTuple):
     """
 
     name: str
-    is_device: bool
     is_primitive: bool
     is_composite: bool
     is_view: bool
@@ -58,7 +56,6 @@ def look_at(func: Any, replacements: Mapping[OpOverload[..., Any], Callable[...,
     is_primitive = func.namespace == "prim"
     return OperatorFacts(
         name.replace("::", "."),
-        func is torch.ops.prim.device.default,
         is_primitive,
         not is_primitive and _has_kernel(func, COMPOSITE) and not _has_kernel(func, torch._C.DispatchKey.CPU),
         func.is_view and replacement is None,

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt_memory.measure.scopes import current_layer
-from econmt_memory.measure.user_lines import UserLine
 
 BLOCK = 512
 """Granularity of CUDA's caching allocator, in bytes."""
@@ -77,7 +76,7 @@ class Storage:
         layer: Layer whose code created it.
         address: Address of its first byte, in the record of a program's step.
         kept_by: First layer for which autograd keeps it for the backward pass; None if it is not kept.
-        line: Line of the program that ran when it was created; None if it is small or was there before.
+        line: Line of the program that ran when it was created; empty if it is small or was there before.
         category: Category from :meth:`Tracker.label`, such as weights; None without a label.
     """
 
@@ -88,7 +87,7 @@ class Storage:
     layer: str
     address: int = 0
     kept_by: str | None = None
-    line: UserLine | None = None
+    line: str = ""
     category: str | None = None
 
 

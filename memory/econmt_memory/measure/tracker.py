@@ -1,10 +1,8 @@
 """Tracks the live bytes at every moment of a computation.
 
 A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
-tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
-oneDNN, is included if the tracker has a meter. Operators registered with
-``torch.library.custom_op`` run with the tracker on, so that their workspace is included, or declare it
-(`econmt_memory.measure.ops_package.cost_of`).
+tensors; views share a storage, which counts once. Memory that operators use internally is included if the tracker has a
+meter, if an operator of ``torch.library.custom_op`` allocates it with the tracker on, or declares it.
 """
 
 from __future__ import annotations
@@ -123,8 +121,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.workspace is not None:
                 facts = facts._replace(workspace=facts.workspace or self.workspace(func))
             self._facts[id(func)] = facts
-        if facts.is_device:
-            return args[0].fake_device
         if facts.is_primitive:
             return func(*args, **kwargs)
         if facts.is_composite:  # below autograd, PyTorch does not decompose operators by itself
