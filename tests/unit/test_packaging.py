@@ -175,13 +175,29 @@ def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None
     metadata = described(wheel)
     assert "\nName: econmt-memory\n" in metadata
     assert f"\nVersion: {__version__}\n" in metadata
-    needs = re.findall(r"^Requires-Dist: (\w+)", metadata, re.MULTILINE)
+    needs = re.findall(r"^Requires-Dist: (\w+)[^;\n]*$", metadata, re.MULTILINE)
     assert needs == ["torch", "numpy", "rich"]
     done = python_in(wheel, tmp_path, "-c", ACCOUNT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "where the bytes of a training step went" in done.stdout
     assert done.stdout.splitlines()[-3:] == ["0 True", "3072", "[]"]
     assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+ALONE = """
+import sys
+sys.modules.update(dict.fromkeys(("econmt", "econmt_ops")))  # importing one raises ImportError
+import pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_account_is_tested_where_econmt_is_not() -> None:
+    names = "test_account.py", "test_account_files.py", "test_programs.py", "test_watching.py"
+    files = [f"../tests/unit/memory/account/{name}" for name in names]
+    done = run_python("-c", ALONE, *files, cwd=ROOT / "memory", check=False)
+    assert (done.returncode, " passed" in done.stdout) == (0, True), done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,9 @@ def cublas_workspace(unset: str = "") -> int:
     return sum(int(kibibytes) * int(count) for kibibytes, count in sizes) << 10 or _CUBLAS_WORKSPACE
 
 
+CUBLAS_WORKSPACES = {cublas_workspace(), cublas_workspace(":4096:2:16:8")}
+"""Sizes of workspaces on GPUs of compute capability 9.0 and on others."""
+
 _Pool = list[tuple[int, int]]
 """Free blocks, as (size, address) in ascending order."""
 

@@ -259,7 +259,7 @@ step()
 with memory.track(model, optimizer) as tracked:
     step()
 accounts = [tracked, *(memory.predict(step, model, optimizer, device=device) for device in ("cpu", "cuda"))]
-found = [[each.by_module(), each.ledger.stash, each.ledger.operations] for each in accounts]
+found = [[each.by_module(), each.ledger.stash] for each in accounts]
 """
 
 

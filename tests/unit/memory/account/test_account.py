@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from econmt import memory
+import econmt_memory as memory
 from tests.unit.memory.account.models import CASES, Case, counted_peak, gpt, next_word_loss, tracked
 
 

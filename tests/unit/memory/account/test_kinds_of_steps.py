@@ -122,18 +122,3 @@ def test_masks_of_constants_and_draws_are_known_until_something_unknown_is_writt
     said = io.StringIO()
     memory.predict(step, device="cpu")
     assert said.getvalue().splitlines() == 2 * ["[False, False, True, True, False, True]"]
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_a_ctc_loss_runs_in_cudnn_where_a_gpu_does_it(dtype: torch.dtype) -> None:
-    model, inputs = nn.Linear(32, 16), torch.ones(50, 6, 32)
-    targets, lengths = torch.ones(60, dtype=dtype), torch.full((6,), 10, dtype=dtype)
-
-    def step() -> None:
-        scores = model(inputs).log_softmax(-1)
-        functional.ctc_loss(scores, targets, torch.full((6,), 50, dtype=dtype), lengths).backward()
-
-    operators = {
-        tensor.operator.split()[0] for tensor in memory.predict(step, model).ledger.largest if tensor.operator
-    }
-    assert ("aten._cudnn_ctc_loss" in operators) == (dtype is torch.int32)

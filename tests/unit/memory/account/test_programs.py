@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_memory.estimate.fake import REPLACEMENTS
 from econmt_memory.measure.tracker import Tracker
 from tests.unit.memory.account import models
