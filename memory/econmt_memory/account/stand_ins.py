@@ -127,11 +127,15 @@ class OnCPU(TorchFunctionMode):
                 return run(*args, **kwargs)
 
         def begin_on_cpu(
-            context: torch.autocast, kind: str, dtype: torch.dtype | None = None, *rest: Any, **more: Any
+            context: torch.autocast,
+            device_type: str,
+            dtype: torch.dtype | None = None,
+            *rest: Any,
+            **more: Any,
         ) -> None:
-            if kind.partition(":")[0] == "cuda":
-                kind, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-            begin(context, kind, dtype, *rest, **more)
+            if device_type.partition(":")[0] == "cuda":
+                device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            begin(context, device_type, dtype, *rest, **more)
 
         def step(
             _: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any

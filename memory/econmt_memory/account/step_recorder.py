@@ -76,7 +76,7 @@ class StepRecorder(MemoryRecord):
         """Records the operators that run within the context."""
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
-            self._note_workspaces(torch.cuda.memory_snapshot())
+            self._note_workspaces(torch.cuda.memory_snapshot())  # type: ignore[no-untyped-call]
         with recorded() as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())

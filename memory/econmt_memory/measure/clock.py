@@ -23,7 +23,7 @@ class Clock:
             return
         stamp: Any = time.perf_counter()
         if self._device.type == "cuda":
-            stamp = torch.cuda.Event(enable_timing=True)
+            stamp = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             stamp.record(torch.cuda.current_stream(self._device))
         self._marks.append((stamp, part))
 

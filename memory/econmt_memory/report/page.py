@@ -133,8 +133,7 @@ def html_table(kind: str, table: ReportTable) -> str:
 
 def _cell(cell: Cell, column: str) -> str:
     """Returns a cell, which names its column on a narrow page."""
-    is_text = isinstance(cell, str)
-    text, size = (
-        (escape(cell), "") if is_text else (format_bytes(cell) if cell else "", f' data-bytes="{cell}"')
-    )
-    return f'<td data-column="{escape(column)}"{size}>{text}</td>'
+    column = f'data-column="{escape(column)}"'
+    if isinstance(cell, str):
+        return f"<td {column}>{escape(cell)}</td>"
+    return f'<td {column} data-bytes="{cell}">{format_bytes(cell) if cell else ""}</td>'

@@ -188,7 +188,7 @@ def test_gradients_of_many_words_are_sorted() -> None:
     assert sizes.count(8 * partial) == 1
 
 
-def test_convolutions_copy_tensors_with_the_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_copy_tensors_with_the_channels_last() -> None:
     """Inputs and outputs of 32 x 256 x 16 x 16 and weights of 256 x 256 x 3 x 3, all in float32."""
     inputs, weight = torch.empty(32, 256, 16, 16, device="meta"), torch.empty(256, 256, 3, 3, device="meta")
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
