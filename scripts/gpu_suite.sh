@@ -11,7 +11,7 @@
 #   seconds.txt        how long each command took
 #   environment.json   the GPU, versions and commit
 #   tests.txt          what pytest and compute-sanitizer say
-#   kernels.txt        gpu.{lstm,attention,output} of scripts.bench: a thousand equal repetitions, errors, times
+#   kernels.txt        recurrent and gpu.{attention,output} of scripts.bench: a thousand equal repetitions, errors, times
 #   speed.txt          gpu.{step,search} of scripts.bench, econmt profile, train, bench select and layout, as tables
 #   steps.json         the rows of gpu.step, with machine, versions and commit
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
@@ -164,7 +164,7 @@ tests 600 "cuda and not alone and not thorough" ${workers[@]+"${workers[@]}"}
 [ -z "$sanitized" ] || wait "$sanitized" || failed=1
 tests 90 alone
 step speed 90 "$python" -m scripts.bench gpu.step --only W1 W2 --variants auto --seconds 0.3 --json "$out/steps.json"
-step kernels 60 "$python" -m scripts.bench gpu.lstm 64x512
+step kernels 60 "$python" -m scripts.bench recurrent flashrnn --device cuda --precision bfloat16
 econmt 60 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
 if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
   # BLEU of the validation text, checkpoint by checkpoint, then of test2016.
@@ -178,7 +178,7 @@ step kernels 70 "$python" -m scripts.bench gpu.output output kernel optimizer dr
 step kernels 45 "$python" -m scripts.bench gpu.attention --positions 100
 step speed 40 "$python" -m scripts.bench gpu.step --only GNMT --precision bfloat16 --variants auto --seconds 0.3
 econmt 30 bench select iwslt --device cuda --csv "$out/choices.csv"
-step speed 30 "$python" -m scripts.bench layout --paper --graph --device cuda --csv "$out/choices.csv"
+step speed 30 "$python" -m scripts.bench layout --graph --device cuda --csv "$out/choices.csv"
 if [ "$(left)" -ge 25 ]; then
   # An interrupt here is no failure: what is left out is variants of tests that ran.
   before=$failed

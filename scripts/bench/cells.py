@@ -2,22 +2,19 @@
 
     OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 3
     python -m scripts.bench cells --device cuda --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru
-    python -m scripts.bench cells --device cuda --cells lstm --grid --csv grid.csv
-    python -m scripts.bench cells --device cuda --cells lstm --dtype float32 --tf32 --grid --named
+    python -m scripts.bench cells --device cuda --cells lstm --dtype float32 --tf32 --grid
     python -m scripts.bench cells --cells lstm --ranks 8 16 32 64 --sizes 64x100x256 16x100x256 1x100x256
     python -m scripts.bench cells --device cuda --cells lstm --ranks 8 32 --only auto recompute --sizes 64x100x256
 
-A row is one implementation of a cell; on a GPU and with --grid "auto" marks the one that the rule takes. Times are of
-the forward pass, which keeps nothing, and of both passes with all gradients, in turns: on a CPU the least seconds of
-the processor (all threads), which other processes disturb little, or of the clock with --wall; on a GPU medians in CUDA
-graphs, as in a captured step. Outputs and all gradients are first compared with the definition in float64; the error is
-the largest |found - exact| / |exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32 everywhere with --tf32.
-On a GPU kernels are compiled first, in several processes. With --grid the shapes are those of ``python -m scripts.bench
-choices``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100; only what the rule takes is timed
-then. With --named "auto" is timed beside every implementation with every stash level by name, both passes alone, and
-the shapes of --grid are 48. With --ranks LSTM layers with low-rank matrices follow, whose random factors have products
-as large as the matrices. --only keeps the rows whose names contain one of its parts: "compiled" takes a minute to
-compile on a GPU, so "--only auto recompute" is much faster.
+A row is one implementation of a cell; on a GPU "auto" marks the one that the rule takes. Times are of the forward
+pass, which keeps nothing, and of both passes with all gradients, in turns: on a CPU the least seconds of the processor
+(all threads), which other processes disturb little, or of the clock with --wall; on a GPU medians in CUDA graphs, as in
+a captured step. Outputs and all gradients are first compared with the definition in float64; the error is the largest
+|found - exact| / |exact| of a tensor. Float32 is IEEE float32 everywhere, or TF32 everywhere with --tf32. On a GPU
+kernels are compiled first, in several processes. With --grid both passes of "auto" are timed beside every
+implementation with every stash level by name, at 48 sizes. With --ranks LSTM layers with low-rank matrices follow,
+whose random factors have products as large as the matrices. --only keeps the rows whose names contain one of its parts:
+"compiled" takes a minute to compile on a GPU, so "--only auto recompute" is much faster.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ from econmt_ops.cells.table import KINDS
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.layers.op import OPS
-from scripts.bench.choices import grid
 from scripts.bench.frame import CPU, Bench, Call, in_turns, milliseconds
 from scripts.bench.layers import passes, relative, torch_lstm
 
@@ -49,8 +45,6 @@ OTHERS = {"cpu": ("reference", "recompute"), "cuda": ("recompute", "triton")}
 """Implementations that are timed beside the one of the rule; of a GRU on a GPU also cuDNN's, the reference."""
 LIBRARY = "torch.nn.LSTM"
 LEVELS = ("outputs", "cells", "gates")
-NAMED_GRID = [(b, t, h) for b in (1, 16, 64, 128, 256, 512) for t in (25, 100) for h in (128, 256, 512, 1024)]
-"""Rows, steps and units with --grid --named."""
 
 
 class Size(NamedTuple):
@@ -64,6 +58,10 @@ class Size(NamedTuple):
     def of(cls, text: str) -> Size:
         """Reads a size such as "64x100x512"."""
         return cls(*map(int, text.split("x")))
+
+
+GRID = [Size(b, t, h) for b in (1, 16, 64, 128, 256, 512) for t in (25, 100) for h in (128, 256, 512, 1024)]
+"""Sizes with --grid."""
 
 
 class Kind(NamedTuple):
@@ -149,10 +147,10 @@ def ways(kind: Kind, size: Size, dtype: torch.dtype, device: str, named: bool = 
 
 def chosen_ways(kind: Kind, size: Size, dtype: torch.dtype, given: argparse.Namespace) -> dict[str, str]:
     """Returns the implementations of a cell to time by the names of their rows, those that --only keeps."""
-    names, chosen = ways(kind, size, dtype, given.device.type, given.named), {}
-    for way in names[:1] if given.grid and not given.named else names:
+    names, chosen = ways(kind, size, dtype, given.device.type, given.grid), {}
+    for way in names:
         label = f"{kind.label:10} {way}"
-        if way == names[0] and not kind.rank and (given.grid or given.device.type == "cuda"):
+        if way == names[0] and not kind.rank and given.device.type == "cuda":
             way, label = "auto", f"{label} (auto)"
         if any(part in " ".join(label.split()) for part in given.only):
             chosen[label] = way
@@ -194,7 +192,7 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterat
         del expected
     forward, both = (
         timed({name: run[what] for name, run in runs.items()}, given)
-        if what == "both" or not given.named
+        if what == "both" or not given.grid
         else dict.fromkeys(runs, float("nan"))
         for what in ("forward", "both")
     )
@@ -225,17 +223,6 @@ def behind(rows: Sequence[Row]) -> None:
             print(f"  {'x'.join(map(str, shape[1:]))}: {-ratio:.3f} of {best}, {times[best]:.3f} ms")
 
 
-def summarize(rows: Sequence[Row]) -> None:
-    """Prints how the speed of what the rule takes is spread over the shapes, for each type."""
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        of_type = [row for row in rows if row["dtype"] == dtype and row["layer"] != LIBRARY]
-        ratios = sorted(float(row["x nn.LSTM"]) for row in of_type if "x nn.LSTM" in row)
-        print(
-            f"{dtype}: {len(ratios)} shapes, {ratios[0]:.2f}x to {ratios[-1]:.2f}x, median "
-            f"{ratios[len(ratios) // 2]:.2f}x, {sum(ratio < 0.95 for ratio in ratios)} more than 5 % slower"
-        )
-
-
 def compiling(name: str, size: Size, dtype: torch.dtype, named: bool = False) -> None:
     """Runs a cell once over a few steps, as in a captured step."""
     with captured():
@@ -250,8 +237,11 @@ def main(words: Sequence[str] | None = None) -> int:
     add = bench.add_argument
     sizes = [Size(64, 100, 512)]
     add("--sizes", nargs="+", type=Size.of, default=sizes, metavar="BxTxH", help="rows, steps and units")
-    add("--grid", action="store_true", help="all shapes of econmt's grid, instead of --sizes")
-    add("--named", action="store_true", help="on a GPU: every implementation and stash level beside auto")
+    add(
+        "--grid",
+        action="store_true",
+        help="on a GPU: 48 sizes, every implementation and stash level beside auto",
+    )
     cells = ["lstm", *OPS]
     add("--cells", nargs="+", choices=cells, default=cells, help="cells to time")
     add("--ranks", nargs="+", type=int, default=[], help="also LSTM layers with matrices of these ranks")
@@ -262,12 +252,11 @@ def main(words: Sequence[str] | None = None) -> int:
     given = bench.begin(words)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     if given.grid:
-        shapes = (Size(each.batch, each.length, each.hidden) for each in grid() if each.op == "lstm")
-        given.sizes = [Size(*size) for size in NAMED_GRID] if given.named else list(dict.fromkeys(shapes))
+        given.sizes = GRID
     on_gpu = given.device.type == "cuda"
     dtypes = [getattr(torch, name) for name in given.dtype or types[0 if on_gpu else 1 :]]
     cases = [(size, dtype) for size in given.sizes for dtype in dtypes]
-    jobs = [partial(compiling, name, *case, given.named) for name in given.cells for case in cases]
+    jobs = [partial(compiling, name, *case, given.grid) for name in given.cells for case in cases]
     if on_gpu and bench.compiled(jobs):
         return 0
     with captured(on_gpu):
@@ -278,8 +267,6 @@ def main(words: Sequence[str] | None = None) -> int:
         bench.print_header("TF32" if given.tf32 else "IEEE float32")
         for case in cases:
             bench.report(measure(*case, given))
-    if given.named:
+    if given.grid:
         behind(bench.rows)
-    elif given.grid:
-        summarize(bench.rows)
     return int(any("failure" in row for row in bench.rows))

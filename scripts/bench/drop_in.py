@@ -8,17 +8,14 @@ allocated at the peak of a call beyond its arguments, and the largest error of o
 relative to the norm of the exact values. "recompute" is econmt_ops with implementation="recompute". "ragged" rows have
 lengths spread from T / 4 to T: econmt_ops gets lengths=, torch.nn a packed sequence.
 
-On a GPU there are more sizes, "host" is the time until an eager call returns, in microseconds, and "graph" the
-milliseconds of a call in a CUDA graph. Precisions are autocast to bfloat16, and float32 with TF32 allowed in cuDNN, as
+On a GPU there are more sizes. Precisions are autocast to bfloat16, and float32 with TF32 allowed in cuDNN, as
 by default, or forbidden (ieee).
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,8 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import econmt_ops
 from econmt.bench.rows import Row
-from econmt_ops.dispatch.rule import captured
-from scripts.bench.frame import CUDA, Bench, in_turns, milliseconds, ratio_of
+from scripts.bench.frame import CUDA, Bench, in_turns, ratio_of
 from scripts.bench.layers import passes, peak_bytes, relative
 
 PRECISIONS = ("bfloat16", "tf32", "ieee")
@@ -120,21 +116,6 @@ def allow_tf32(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def on_gpu(ways: dict[str, Way], turns: int) -> dict[str, Row]:
-    """Returns by name the microseconds until a call returns, and the milliseconds of one in a graph, in turns."""
-    host: dict[str, list[float]] = {name: [] for name in ways}
-    for _, (name, way) in itertools.product(range(5 * turns), ways.items()):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        way()
-        host[name].append(1e6 * (time.perf_counter() - begin))
-    with captured():
-        graphs = milliseconds(ways, turns)
-    return {
-        name: {"host us": round(statistics.median(host[name])), "graph ms": graphs[name]} for name in ways
-    }
-
-
 def row_of(case: Case, precision: str, device: torch.device, turns: int) -> Row:
     """Returns the row of a case."""
     allow_tf32(precision)
@@ -145,11 +126,9 @@ def row_of(case: Case, precision: str, device: torch.device, turns: int) -> Row:
     ways["recompute"] = Way(econmt_ops, case, precision, device, implementation="recompute")
     row: Row = {"module, B x T x H x layers": case.name, "precision": precision}
     errors = {} if case.ragged else {name: f"{way.error():.1e}" for name, way in ways.items()}
-    more = on_gpu(ways, turns) if device.type == "cuda" and not case.ragged else {}
     timings = in_turns(ways, device, turns=turns)
     for name, way in ways.items():
         row[f"{name}, ms"], row[f"{name}, MB"] = 1e3 * timings[name].median, peak_bytes(way, device) / 1e6
-        row |= {f"{name}, {what}": value for what, value in more.get(name, {}).items()}
         row[f"{name}, error"] = errors.get(name, "")
     return row | {"faster": str(ratio_of(timings["torch.nn"].samples, timings["econmt_ops"].samples))}
 
@@ -169,9 +148,4 @@ def main(words: Sequence[str] | None = None) -> None:
     if with_gpu and bench.compiled([partial(compile_kernels, *each) for each in todo]):
         return
     bench.print_header(" ".join(given.precision))
-
-    def rows() -> Iterator[Row]:
-        for case, precision in todo:
-            yield row_of(case, precision, given.device, given.turns)
-
-    bench.report(rows(), "milliseconds and MB")
+    bench.report((row_of(*each, given.device, given.turns) for each in todo), "milliseconds and MB")

@@ -43,11 +43,11 @@ def passes(
 
 
 def torch_lstm(
-    batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device, layers: int = 1
+    batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Call]:
     """Returns the passes of torch.nn.LSTM, in cuDNN's fastest layout on a GPU, which has time first."""
     rows_first = device.type == "cpu"
-    module = nn.LSTM(hidden, hidden, layers, batch_first=rows_first).to(device, dtype)
+    module = nn.LSTM(hidden, hidden, batch_first=rows_first).to(device, dtype)
     shape = (batch, steps, hidden) if rows_first else (steps, batch, hidden)
     inputs = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
     return passes(lambda: module(inputs)[0], [inputs, *module.parameters()], torch.randn_like(inputs))

@@ -1,6 +1,6 @@
 """Times matrix products in each memory layout.
 
-    python -m scripts.bench layout --paper
+    python -m scripts.bench layout
     python -m scripts.bench layout --device cuda --graph
 
 The products of X (N, I) and W (O, I), Y = X W^T (N, O), are those of each library, forward and backward. "by rows" and
@@ -26,9 +26,6 @@ from scripts.bench.frame import Bench, in_graph, in_turns
 
 PAPER = (64, 512, 2048)
 """N, I, O of the published comparison: 64 sentences, 512 units, four gates."""
-
-_ROWS, _SIZES = (1, 16, 64, 256, 1024), (256, 512, 1024)
-SHAPES = list(dict.fromkeys([PAPER, *((rows, size, 4 * size) for size in _SIZES for rows in _ROWS)]))
 REPLAYED = 50
 """Calls in a CUDA graph: launching it costs as much as one product takes."""
 
@@ -66,9 +63,10 @@ def _groups(
 ) -> Iterator[_Functions]:
     """Yields the candidates of each comparison."""
     x, weight, y = (
-        _random(size, dtype, device) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
+        torch.randn(size, device=device).to(dtype)
+        for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
     )
-    turned, x_columns, y_columns = (_turned(tensor) for tensor in (weight, x, y))
+    turned, x_columns, y_columns = (tensor.t().contiguous() for tensor in (weight, x, y))
     library = _library(dtype, device)
     forward: _Functions = {
         ("forward", library, "by rows: X W^T"): lambda: torch.mm(x, weight.t()),
@@ -124,14 +122,6 @@ def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
     return product
 
 
-def _random(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randn(size, device=device).to(dtype)
-
-
-def _turned(tensor: Tensor) -> Tensor:
-    return tensor.t().contiguous()
-
-
 def _library(dtype: torch.dtype, device: torch.device) -> str:
     """Returns the name of the library that torch uses for a product."""
     if device.type == "cuda":
@@ -145,12 +135,11 @@ def main(words: Sequence[str] | None = None) -> None:
     """Runs the benchmark; see the module's docstring."""
     bench = Bench(__doc__, device="auto", seconds=0.5)
     add = bench.add_argument
-    add("--paper", action="store_true", help="time only the published shape: X 64 x 512, W 2048 x 512")
     add("--dtype", nargs="+", default=["float32", "bfloat16"], help="types of the operands (%(default)s)")
     add("--graph", action="store_true", help="time calls in CUDA graphs, without the time of launching them")
     given = bench.begin(words)
     dtypes = [getattr(torch, name) for name in given.dtype]
     with reproducible(bench.device, given.threads):
         bench.print_header()
-        rows = rows_of(dtypes, [PAPER] if given.paper else SHAPES, given.device, given.seconds, given.graph)
+        rows = rows_of(dtypes, [PAPER], given.device, given.seconds, given.graph)
         bench.report(rows, "layouts: X (rows, inputs), W (outputs, inputs)")

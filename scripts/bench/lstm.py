@@ -1,10 +1,7 @@
 """Times schedules of an LSTM stack, slowest to fastest.
 
-    python -m scripts.bench lstm --ablation
-    python -m scripts.bench lstm --ablation --schedule torch. --dtype bfloat16
-    python -m scripts.bench lstm --csv rates.csv
-
-Without --ablation: operations a second against the batch, beside torch.nn.LSTM and one large product.
+    python -m scripts.bench lstm
+    python -m scripts.bench lstm --schedule torch. --dtype bfloat16
 
 On a GPU times are those of CUDA graphs, so that launches from Python do not count, and there are schedules with a CUDA
 stream for each of several products.
@@ -15,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -25,39 +21,33 @@ from econmt.checkpoint.tensor_files import dtype_name
 from econmt.engine.devices import reproducible, seconds_of
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
-from econmt_ops.backends.compiled import has_compiler
-from econmt_ops.dispatch.timing import quantile
 from scripts.bench.frame import Bench, Call, replayed
-from scripts.bench.layers import by_torch, largest_difference, lstm_weights, passes, peak_bytes
-from scripts.bench.lstm_schedules import Stack, Stage, own_layers, stages
-
-BATCH = 64
-"""Batch of the published comparison (Optim-LSTM), whose other sizes are the defaults of :class:`StackShape`."""
-
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Batches of the table of operations a second."""
+from scripts.bench.layers import largest_difference, lstm_weights, passes, peak_bytes
+from scripts.bench.lstm_schedules import Stack, Stage, stages
 
 
 @dataclass(frozen=True)
 class StackShape:
-    """Number of layers, steps and units of a stack of LSTM layers whose inputs are as wide as its outputs."""
+    """Sizes of a stack of LSTM layers whose inputs are as wide as its outputs: those of Optim-LSTM's comparison."""
 
     layers: int = 4
     steps: int = 100
     hidden: int = 512
+    batch: int = 64
 
-    def operations(self, batch: int) -> int:
-        """Returns the operations of the forward pass; backward takes twice as many."""
-        return 2 * self.layers * self.steps * batch * 4 * self.hidden * 2 * self.hidden
+    @property
+    def operations(self) -> int:
+        """Number of operations of the forward pass; backward takes twice as many."""
+        return 2 * self.layers * self.steps * self.batch * 4 * self.hidden * 2 * self.hidden
 
 
 def arguments(
-    shape: StackShape, batch: int, dtype: torch.dtype, device: torch.device
+    shape: StackShape, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, list[LSTMWeights]]:
     """Draws inputs (B, T, H) and layers, all of which need gradients."""
     torch.manual_seed(1)
     layers = [lstm_weights(shape.hidden, dtype, device) for _ in range(shape.layers)]
-    inputs = torch.randn(batch, shape.steps, shape.hidden, device=device)
+    inputs = torch.randn(shape.batch, shape.steps, shape.hidden, device=device)
     return inputs.to(dtype).requires_grad_(), layers
 
 
@@ -67,14 +57,9 @@ def passes_of(stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]) -> tu
     return forward, passes(forward, [inputs, *(part for layer in layers for part in layer)])["both"]
 
 
-def chosen_stages(ablation: bool, only: Sequence[str], on_gpu: bool) -> list[Stage]:
-    """Returns the schedules of the ablation, or the best one beside torch.nn.LSTM.
-
-    ``only`` keeps those whose names contain one of its parts; InputError is raised if there is none.
-    """
-    best = own_layers(backend="compiled" if has_compiler() else "eager")
-    pair = [Stage("econmt_ops", best), Stage("torch.nn.LSTM", by_torch)]
-    known = {stage.name: stage for stage in (stages(on_gpu) if ablation else pair)}
+def chosen_stages(only: Sequence[str], on_gpu: bool) -> list[Stage]:
+    """Returns the schedules whose names contain one of the parts; InputError is raised if there is none."""
+    known = {stage.name: stage for stage in stages(on_gpu)}
     parts = [part.lower() for part in only or [""]]
     chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
     if not chosen:
@@ -84,83 +69,53 @@ def chosen_stages(ablation: bool, only: Sequence[str], on_gpu: bool) -> list[Sta
 
 def rows(
     shape: StackShape,
-    batches: Sequence[int],
     dtypes: Sequence[torch.dtype],
     schedules: Sequence[Stage],
     device: torch.device,
     say: Say,
     samples: int,
 ) -> Iterator[Row]:
-    """Yields a row for each type, batch and schedule, with gains over the first schedule.
+    """Yields a row for each type and schedule, with gains over the first schedule.
 
     ``samples`` are timed calls, of which the fastest counts.
     """
-    for dtype, batch in product(dtypes, batches):
-        peak = _peak_rate(shape.hidden, dtype, device)
-        inputs, layers = arguments(shape, batch, dtype, device)
+    for dtype in dtypes:
+        inputs, layers = arguments(shape, dtype, device)
         slowest: dict[str, float] = {}
         expected: list[Tensor] = []
         for stage in schedules:
-            say(f"batch {batch}, {stage.name}, {dtype_name(dtype)}")
+            say(f"{stage.name}, {dtype_name(dtype)}")
             forward, both = passes_of(stage.run, inputs, layers)
-            row: Row = {"schedule": stage.name, "dtype": dtype_name(dtype), **asdict(shape), "batch": batch}
+            row: Row = {"schedule": stage.name, "dtype": dtype_name(dtype), **asdict(shape)}
             results: list[Tensor] = []
             row["first call, s"] = seconds_of(lambda: results.extend(both()), device)  # noqa: B023  at once
             results = [part.detach().clone() for part in results]
             expected = expected or [part.double() for part in results]
             row["difference"] = largest_difference(results, expected)
-            row |= _timed(forward, both, shape.operations(batch), device, samples)
-            for what in ("forward", "forward and backward"):
-                slowest.setdefault(what, float(row[f"{what}, ms"]))
-                row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
-            yield {**row, "peak GFLOP/s": peak}
-
-
-def _timed(forward: Call, both: Call, operations: int, device: torch.device, samples: int) -> Row:
-    """Returns the fastest and the median of some calls, on a GPU in a graph, and memory.
-
-    ``operations`` are those of the forward pass.
-    """
-    row: Row = {}
-    for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
-        call = replayed(function, device)
-        times = [seconds_of(call, device) for _ in range(samples)]
-        del call
-        row[f"{what}, ms"] = 1e3 * min(times)
-        row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
-        row[f"{what}, GFLOP/s"] = passes_made * operations / min(times) / 1e9
-    return {**row, "peak bytes": peak_bytes(both, device)}
-
-
-def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Returns the GFLOP/s of one large product of this hidden size."""
-    rows = 8192
-    left = torch.randn(rows, hidden, device=device).to(dtype)
-    right = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
-    fastest = min(seconds_of(lambda: torch.mm(left, right), device) for _ in range(8))
-    return 2 * rows * hidden * 4 * hidden / fastest / 1e9
+            for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
+                call = replayed(function, device)
+                fastest = min(seconds_of(call, device) for _ in range(samples))
+                del call
+                row[f"{what}, ms"] = 1e3 * fastest
+                row[f"{what}, GFLOP/s"] = passes_made * shape.operations / fastest / 1e9
+                row[f"{what}, gain"] = slowest.setdefault(what, fastest) / fastest
+            yield row | {"peak bytes": peak_bytes(both, device)}
 
 
 def main(words: Sequence[str] | None = None) -> None:
     bench, shape = Bench(__doc__, device="auto"), StackShape()
     add = bench.add_argument
-    add("--ablation", action="store_true", help="add the decisions of the schedule one by one")
-    add("--schedule", action="append", default=[], help="with --ablation: only names that contain this")
-    for name, what in (("layers", "layers"), ("steps", "steps of a sequence"), ("hidden", "units")):
-        add(f"--{name}", type=int, default=getattr(shape, name), help=f"{what} (%(default)s)")
-    add("--batch", type=int, action="append", help="sequences; may be repeated without --ablation")
+    add("--schedule", action="append", default=[], help="only schedules whose names contain this")
     add("--dtype", action="append", help="types of the operands (float32 and bfloat16)")
     add("--samples", type=int, default=5, help="timed calls, of which the fastest counts (%(default)s)")
     given = bench.begin(words)
-    shape = StackShape(given.layers, given.steps, given.hidden)
     types = [getattr(torch, name) for name in given.dtype or ("float32", "bfloat16")]
-    schedules = chosen_stages(given.ablation, given.schedule, given.device.type == "cuda")
-    batches = given.batch or ([BATCH] if given.ablation else BATCHES)
-    times, rate = ("forward, ms", "forward and backward, ms"), "forward and backward, GFLOP/s"
-    gains = "forward, gain", "forward and backward, gain", rate
-    more = "peak bytes", "difference", "first call, s"
-    columns = ("schedule", *times, *gains, *more) if given.ablation else ("schedule", "batch", *times, rate)
-    bench.print_header(f"{shape.layers} layers, {shape.steps} steps, {shape.hidden} units")
+    schedules = chosen_stages(given.schedule, given.device.type == "cuda")
+    columns = [f"{name}, {unit}" for unit in ("ms", "gain") for name in ("forward", "forward and backward")]
+    columns += ["forward and backward, GFLOP/s", "peak bytes", "difference", "first call, s"]
+    bench.print_header(
+        f"{shape.layers} layers, {shape.steps} steps, {shape.hidden} units, {shape.batch} rows"
+    )
     with reproducible(given.device, given.threads):
-        measured = rows(shape, batches, types, schedules, given.device, bench.say, given.samples)
-        bench.report(measured, "LSTM", ("dtype", *columns, "peak GFLOP/s"))
+        measured = rows(shape, types, schedules, given.device, bench.say, given.samples)
+        bench.report(measured, "LSTM", ("dtype", "schedule", *columns))

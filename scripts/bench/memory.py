@@ -2,7 +2,6 @@
 
     python -m scripts.bench memory --device cuda --csv memory.csv
     python -m scripts.bench memory --only step --recipe iwslt --lengths 100x80
-    ECONMT_DATA=FOLDER python -m scripts.bench memory --recipe multi30k
 
 The steps of a recipe are measured with each implementation and stash, with torch.utils.checkpoint, and the output layer
 alone. Loss and gradient norm of each variant are compared with the reference's before it is timed. The learning rate
@@ -22,7 +21,7 @@ from econmt.bench.rows import Row, Say
 from econmt.checkpoint.tensor_files import dtype_name
 from econmt.config.recipe import load_recipe
 from econmt.engine.devices import reproducible
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.timing import Timing, ratio
@@ -38,7 +37,6 @@ from scripts.bench.memory_steps import (
     step_variants,
 )
 
-RECIPES = ("iwslt", "multi30k")
 SECTIONS = ("step", "checkpoint", "output")
 """Parts: steps of econmt's operations, with torch.utils.checkpoint, and the output layer alone."""
 TIMED_POSITIONS = 3000
@@ -69,7 +67,7 @@ def rows_of_steps(case: Case, variants: Sequence[Variant], seconds: float, say: 
     """Yields the row of each variant; those that are timed come at the end, since they take turns."""
     steps = Steps(case)
     cpu = steps.device.type == "cpu"
-    timed = not cpu or max(batch.target_output.numel() for batch in steps.batches) <= TIMED_POSITIONS
+    timed = not cpu or steps.batch.target_output.numel() <= TIMED_POSITIONS
     expected = steps.values(variants[0])
     rows: list[Row] = []
     for variant in variants:
@@ -94,14 +92,14 @@ def rows_of_steps(case: Case, variants: Sequence[Variant], seconds: float, say: 
         return
     say(f"{case.name}, {case.lengths}: timing in turns")
     turns = {
-        number: partial(steps.turn, variant)
+        number: partial(steps.run, variant)
         for number, variant in enumerate(variants)
         if "failure" not in rows[number]
     }
     timings = in_turns(turns, steps.device, seconds=seconds)
     for number, timing in timings.items():
         add_times(rows[number], timing, timings[0])
-        rows[number]["target tokens/s"] = steps.tokens / timing.median
+        rows[number]["target tokens/s"] = steps.batch.target_tokens / timing.median
     yield from rows
 
 
@@ -148,50 +146,35 @@ def rows_of_output(
         yield row
 
 
-def chosen_variants(only: Sequence[str], names: Sequence[str] | None, compiled: bool) -> list[Variant]:
+def chosen_variants(only: Sequence[str], compiled: bool) -> list[Variant]:
     """Returns the variants of steps to measure, the reference first; those of torch.utils.checkpoint are in float32."""
     variants = [each for each in step_variants() if compiled or "compiled" not in each.name]
-    known = [*variants[: None if "step" in only else 1]]
-    if "checkpoint" in only:
-        known += checkpoint_variants()
-    if unknown := set(names or ()) - {variant.name for variant in known}:
-        raise InputError(
-            f"--variant: unknown {', '.join(sorted(unknown))}; give some of "
-            f"{', '.join(dict.fromkeys(variant.name for variant in known))}"
-        )
-    return known[:1] + [variant for variant in known[1:] if names is None or variant.name in names]
+    chosen = variants[: None if "step" in only else 1]
+    return chosen + checkpoint_variants() if "checkpoint" in only else chosen
 
 
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto", seconds=30.0)
     add = bench.add_argument
     add("--only", action="append", choices=SECTIONS, help="part to measure; may be repeated (all)")
-    add(
-        "--recipe",
-        action="append",
-        choices=RECIPES,
-        help="iwslt or multi30k; may be repeated (iwslt, on a CPU both)",
-    )
-    text = "source x target positions of full rows, as 100x80, or text; default: the longest, on a CPU also 20x20"
+    add("--recipe", default="iwslt", choices=("iwslt", "multi30k"), help="recipe (%(default)s)")
+    text = "source x target positions of full rows, as 100x80; default: the longest, on a CPU also 20x20"
     add("--lengths", action="append", help=text)
-    add("--variant", action="append", help="variant beside the reference; may be repeated (all)")
     add("--quick", action="store_true", help="use tiny models, to see whether everything runs")
     given = bench.begin(words)
     parts, device = given.only or list(SECTIONS), given.device
     compiled, cpu = has_compiler() and not given.quick, device.type == "cpu"
-    chosen = chosen_variants(parts, given.variant, compiled)
-    quick = RECIPES[1:] if given.quick else RECIPES[: 1 + cpu]
+    chosen = chosen_variants(parts, compiled)
 
     def rows() -> Iterator[Row]:
         if "output" in parts:
             shape = QUICK_OUTPUT_LAYER if given.quick else OUTPUT_LAYER
             yield from rows_of_output(shape, compiled, device, given.seconds)
-        for name in (given.recipe or quick) if {"step", "checkpoint"} & {*parts} else []:
-            longest = load_recipe(name).pairs.max_length
-            usual = ["text"] if name == "multi30k" else [f"{longest}x{longest}", *["20x20"] * cpu]
-            for text in given.lengths or (["6x5"] if given.quick else usual):
-                case = make_case(name, text, QUICK if given.quick else [], device)
-                yield from rows_of_steps(case, chosen, given.seconds, bench.say)
+        longest = load_recipe(given.recipe).pairs.max_length
+        usual = ["6x5"] if given.quick else [f"{longest}x{longest}", *["20x20"] * cpu]
+        for text in (given.lengths or usual) if {"step", "checkpoint"} & {*parts} else []:
+            case = make_case(given.recipe, text, QUICK if given.quick else [], device)
+            yield from rows_of_steps(case, chosen, given.seconds, bench.say)
 
     bench.print_header()
     # cuDNN would round the factors of float32 LSTMs to TF32.

@@ -1,4 +1,4 @@
-"""Training steps of the memory benchmark: variants of recomputation, and the batches of a recipe.
+"""Training steps of the memory benchmark: variants of recomputation, and the batch of a recipe.
 
 The variants of ``torch.utils.checkpoint`` wrap parts of a decoder in plain PyTorch, as one would write it by hand.
 """
@@ -6,10 +6,8 @@ The variants of ``torch.utils.checkpoint`` wrap parts of a decoder in plain PyTo
 from __future__ import annotations
 
 import gc
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from econmt.bench.rows import Row
 from econmt.bench.training import vocabulary_sizes
-from econmt.config.recipe import Recipe, find_recipe, load_recipe
-from econmt.data.batching.batches import Batch, rows_of_batch, training_batches
-from econmt.data.batching.store import prepare
-from econmt.data.text.corpus import search_path
-from econmt.engine.devices import give_back_memory, trims_batches
+from econmt.config.recipe import load_recipe
+from econmt.data.batching.batches import Batch, rows_of_batch
+from econmt.engine.devices import give_back_memory
 from econmt.engine.measurement import measure_step
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
@@ -42,8 +38,6 @@ from econmt_ops.products.dropout import apply_dropout
 from econmt_ops.products.stack import StackOptions
 from scripts.bench.compare.measure import resident_bytes
 
-TEXT_BATCHES = 3
-"""Batches of real lengths in one turn."""
 CHUNK_BYTES = 32 << 20
 """Bytes of the logits that the checkpointed output layer computes at a time."""
 QUICK = [f"model.{name}=8" for name in ("embedding", "encoder.size", "decoder.size", "attention.size")]
@@ -222,51 +216,30 @@ class CheckpointedModel(TranslationModel):
 
 
 class Case(NamedTuple):
-    """A recipe's task with batches on a device; ``lengths`` describes their shapes."""
+    """A recipe's task with a batch on a device; ``lengths`` describes its shape."""
 
     name: str
     task: TranslationTask
-    batches: list[Batch]
+    batch: Batch
     lengths: str
 
 
 def make_case(name: str, lengths: str, overrides: Sequence[str], device: torch.device) -> Case:
-    """Makes one batch of full rows of "100x80" source and target positions, or for "text" batches of a recipe's text.
-
-    Raises InputError for any other text, and if the recipe's text cannot be found.
-    """
+    """Makes one batch of full rows of "100x80" source and target positions; InputError is raised for another text."""
     recipe = load_recipe(name, overrides)
-    if lengths == "text":
-        task, batches = text_batches(recipe, find_recipe(name).parent, device)
-        shapes = ", ".join(
-            f"{len(batch.source)} x {batch.source.shape[1]} x {batch.target_output.shape[1]}"
-            for batch in batches
-        )
-        return Case(name, task, batches, shapes)
     source, cross, target = lengths.partition("x")
     if not (cross and source.isdecimal() and target.isdecimal() and int(source) > 1 and int(target) > 1):
-        raise InputError(f"--lengths {lengths}: give source x target positions, as 100x80, or text")
+        raise InputError(f"--lengths {lengths}: give source x target positions, as 100x80")
     shape = Shape(rows_of_batch(recipe.training.batch, int(target)), int(source), int(target))
     task = TranslationTask(recipe, *vocabulary_sizes(recipe))
-    return Case(name, task, [task.example(shape).to(device)], str(shape))
-
-
-def text_batches(recipe: Recipe, folder: Path, device: torch.device) -> tuple[TranslationTask, list[Batch]]:
-    """Prepares a recipe's text, looked up from ``folder`` on; returns the task and the first batches of an epoch."""
-    with tempfile.TemporaryDirectory() as temporary:
-        text = prepare(recipe, Path(temporary) / "prepared", search_path(folder, None), show_progress=False)
-        batches = list(islice(training_batches(recipe, text), TEXT_BATCHES))
-    if trims_batches(recipe.training.trim_batches, device):
-        batches = [batch.trimmed() for batch in batches]
-    sizes = text.vocabularies.source.size, text.vocabularies.target.size
-    return TranslationTask(recipe, *sizes), [batch.to(device) for batch in batches]
+    return Case(name, task, task.example(shape).to(device), str(shape))
 
 
 class Steps:
-    """Training steps on the batches of a case, in any variant, with the same parameters throughout."""
+    """Training steps on the batch of a case, in any variant, with the same parameters throughout."""
 
     def __init__(self, case: Case) -> None:
-        self.device = case.batches[0].source.device
+        self.device = case.batch.source.device
         torch.manual_seed(case.task.recipe.training.seed)
         model = case.task.build_model().train().to(self.device)
         plain = TrainingStep(case.task, model)
@@ -277,12 +250,7 @@ class Steps:
             for variant in checkpoint_variants():
                 checkpointed = CheckpointedModel(model, variant.scope)
                 self._steps[variant.scope] = TrainingStep(case.task, checkpointed, optimizer=plain.optimizer)
-        self.batches = case.batches
-        self.largest = max(
-            self.batches,
-            key=lambda batch: len(batch.source) * batch.source[0].numel() * batch.target_output[0].numel(),
-        )
-        self.tokens = sum(batch.target_tokens for batch in self.batches)
+        self.batch = case.batch
 
     def step(self, variant: Variant) -> TrainingStep:
         """Returns the training step, set to a variant."""
@@ -290,41 +258,36 @@ class Steps:
         step.implementations, step.precision = variant.implementations, Precision(variant.precision)
         return step
 
-    def run(self, variant: Variant, batch: Batch) -> StepResult:
-        """Runs a step on a batch."""
+    def run(self, variant: Variant) -> StepResult:
+        """Runs a step."""
         step = self.step(variant)
-        return step.run([batch], step.tokens([batch]))
-
-    def turn(self, variant: Variant) -> None:
-        """Runs a step on every batch."""
-        for batch in self.batches:
-            self.run(variant, batch)
+        return step.run([self.batch], step.tokens([self.batch]))
 
     def values(self, variant: Variant) -> tuple[float, float]:
-        """Returns loss a token and gradient norm of a step on the largest batch."""
+        """Returns loss a token and gradient norm of a step."""
         torch.manual_seed(1)
-        result = self.run(variant, self.largest)
-        return float(result.loss) / self.largest.target_tokens, float(result.norm)
+        result = self.run(variant)
+        return float(result.loss) / self.batch.target_tokens, float(result.norm)
 
     def memory_of(self, variant: Variant) -> Row:
-        """Returns the bytes of a step on the largest batch: what the forward pass keeps, the peak, and more on a CPU.
+        """Returns the bytes of a step: what the forward pass keeps, the peak, and more on a CPU.
 
         On a CPU these are sums of tensors, and the process's resident set follows.
         """
         if self.device.type == "cpu":
-            ledger = measure_step(self.step(variant), self.largest, timed=False)
+            ledger = measure_step(self.step(variant), self.batch, timed=False)
             return {
                 "stash bytes": ledger.stashed,
                 "peak bytes": ledger.peak,
-                "process bytes": resident_peak(partial(self.run, variant, self.largest)),
+                "process bytes": resident_peak(partial(self.run, variant)),
             }
         self.forget()
         torch.cuda.reset_peak_memory_stats(self.device)
         allocated: dict[str, int] = {}
         step = self.step(variant)
         step.run(
-            [self.largest],
-            step.tokens([self.largest]),
+            [self.batch],
+            step.tokens([self.batch]),
             on_phase=lambda phase, _: allocated.update({phase: torch.cuda.memory_allocated(self.device)}),
         )
         torch.cuda.synchronize(self.device)

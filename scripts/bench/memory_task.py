@@ -2,13 +2,12 @@
 
     python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
     python -m scripts.bench memory-task --steps 1024,1048576 --cell gilr
-    python -m scripts.bench memory-task --cell lstm,qrnn --equal-parameters
 
 The task is that of Martin and Cundy (2018), after Hochreiter and Schmidhuber (1997). The first element is (1, 0, ...,
 0) or (-1, 0, ..., 0), all others are random one-hot vectors, and the model must tell the first element after the last.
 The only path of the gradient to it leads through all steps. Each update draws new sequences; the task is learnt when
 `SURE` of them in a row were predicted right before the model was trained on them. The model is one layer with a logit
-from its last output, or several, trained by Adam, without state from one sequence to the next.
+from its last output, trained by Adam, without state from one sequence to the next.
 
 Two things make long sequences learnable. Gate biases are initialised as by Tallec and Ollivier (2018), so that units
 forget over times between 1 and T steps. And half of an update's sequences begin with each of the two elements, as in
@@ -18,7 +17,6 @@ symbols times, and with random labels these occurrences would dominate the gradi
 
 from __future__ import annotations
 
-import bisect
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,38 +52,35 @@ class GILR(nn.Module):
     (Martin and Cundy 2018.)
     """
 
-    def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
+    def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
-        widths = (inputs, *(hidden for _ in range(layers - 1)))
-        self.both = nn.ModuleList(nn.Linear(width, 2 * hidden) for width in widths)
+        self.both = nn.Linear(inputs, 2 * hidden)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the outputs (B, T, H) for inputs (B, T, I), and the last one."""
-        outputs = inputs
-        for both in self.both:
-            gate, impulse = both(outputs).chunk(2, -1)
-            gate = gate.sigmoid()
-            outputs = econmt_ops.linear_recurrence(gate, (1 - gate) * impulse.tanh())
+        gate, impulse = self.both(inputs).chunk(2, -1)
+        gate = gate.sigmoid()
+        outputs = econmt_ops.linear_recurrence(gate, (1 - gate) * impulse.tanh())
         return outputs, outputs[:, -1]
 
 
-Bias = Callable[[nn.Module, int, int], Tensor]
-"""Function of a module, its number of units and the number of a layer that returns the bias of a gate of the layer."""
+Bias = Callable[[nn.Module, int], Tensor]
+"""Function of a module and its number of units that returns the bias of a gate."""
 
 
 class Cell(NamedTuple):
-    """Functions that make layers from inputs, units and layers, and return the biases of gates that keep or take in."""
+    """Functions that make a layer from inputs and units, and return the biases of gates that keep or take in."""
 
-    make: Callable[[int, int, int], nn.Module]
+    make: Callable[[int, int], nn.Module]
     keeps: Bias
     takes: Bias | None = None
 
 
 def _part(name: str, part: int) -> Bias:
-    """Returns a function that gives the values of a layer's bias from ``part`` times H on, for H units."""
+    """Returns a function that gives the values of a bias from ``part`` times H on, for H units."""
 
-    def keeps(module: nn.Module, hidden: int, layer: int) -> Tensor:
-        bias = module.get_parameter(name.format(layer)).detach()
+    def keeps(module: nn.Module, hidden: int) -> Tensor:
+        bias = module.get_parameter(name).detach()
         return bias[part * hidden : (part + 1) * hidden]
 
     return keeps
@@ -93,21 +88,16 @@ def _part(name: str, part: int) -> Bias:
 
 CELLS: dict[str, Cell] = {
     "lstm": Cell(
-        functools.partial(econmt_ops.LSTM, batch_first=True), _part("bias_ih_l{}", 1), _part("bias_ih_l{}", 0)
+        functools.partial(econmt_ops.LSTM, batch_first=True), _part("bias_ih_l0", 1), _part("bias_ih_l0", 0)
     ),
-    "gilr": Cell(GILR, _part("both.{}.bias", 0)),
-    "gilr_lstm": Cell(econmt_ops.GILRLSTM, _part("bias_l{}", 1), _part("bias_l{}", 2)),
-    "sru": Cell(econmt_ops.SRU, _part("bias_l{}", 1)),
-    "qrnn": Cell(econmt_ops.QRNN, _part("bias_l{}", 1)),
+    "gilr": Cell(GILR, _part("both.bias", 0)),
+    "gilr_lstm": Cell(econmt_ops.GILRLSTM, _part("bias_l0", 1), _part("bias_l0", 2)),
 }
 """Cells by name."""
 
 
 class Setting(NamedTuple):
-    """Settings of a run: name of the cell, steps, units, sequences of an update, symbols, learning rate, seed, layers.
-
-    ``beside`` is the number of units of the LSTM that it is compared with; 0: as many as its own.
-    """
+    """Settings of a run: name of the cell, steps, units, sequences of an update, symbols, learning rate, seed."""
 
     cell: str
     steps: int
@@ -116,28 +106,6 @@ class Setting(NamedTuple):
     symbols: int = PUBLISHED[0]
     rate: float = 1e-2
     seed: int = 1
-    layers: int = 1
-    beside: int = 0
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the layers."""
-        with torch.device("meta"):
-            module = CELLS[self.cell].make(self.symbols, self.hidden, self.layers)
-        return sum(part.numel() for part in module.parameters())
-
-    def as_large_as_lstm(self) -> Setting:
-        """Returns the setting with as many units as come closest to the parameters of an LSTM of these units."""
-
-        def size(hidden: int) -> int:
-            return self._replace(hidden=hidden).parameters
-
-        wanted, most = self._replace(cell=SERIAL).parameters, self.hidden
-        while size(most) < wanted:
-            most *= 2
-        units = bisect.bisect_left(range(most), wanted, 1, key=size)
-        nearest = min((max(1, units - 1), units), key=lambda hidden: abs(size(hidden) - wanted))
-        return self._replace(hidden=nearest, beside=self.hidden)
 
 
 class Trial:
@@ -147,13 +115,12 @@ class Trial:
         torch.manual_seed(setting.seed)
         self.setting = setting
         cell = CELLS[setting.cell]
-        layer = cell.make(setting.symbols, setting.hidden, setting.layers)
-        for number in range(setting.layers):
-            # A unit forgets to 1/e in about as many steps as exp(bias) says.
-            times = torch.empty(setting.hidden).uniform_(1.0, max(2.0, setting.steps - 1.0))
-            cell.keeps(layer, setting.hidden, number).copy_(times.log())
-            if cell.takes is not None:
-                cell.takes(layer, setting.hidden, number).copy_(-times.log())
+        layer = cell.make(setting.symbols, setting.hidden)
+        # A unit forgets to 1/e in about as many steps as exp(bias) says.
+        times = torch.empty(setting.hidden).uniform_(1.0, max(2.0, setting.steps - 1.0))
+        cell.keeps(layer, setting.hidden).copy_(times.log())
+        if cell.takes is not None:
+            cell.takes(layer, setting.hidden).copy_(-times.log())
         self.layer, self.readout = layer.to(device), nn.Linear(setting.hidden, 1).to(device)
         parameters = [*self.layer.parameters(), *self.readout.parameters()]
         self._optimizer = torch.optim.Adam(parameters, setting.rate, capturable=device.type == "cuda")
@@ -205,16 +172,14 @@ class Trial:
 def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updates: int) -> Row:
     """Trains until the task is learnt, for at most ``limit`` seconds and ``updates`` updates.
 
-    Returns updates and seconds, those of the processor too, which other programs disturb little, milliseconds an update
-    and whether it was learnt; or the failure.
+    Returns updates, seconds, milliseconds an update and whether it was learnt; or the failure.
     """
-    row: Row = {**setting._asdict(), "parameters": setting.parameters}
+    row: Row = {**setting._asdict()}
     try:
         began = time.perf_counter()
         trial = Trial(setting, device)
         _ = trial.streak  # all is set up
         start, done, streak = time.perf_counter(), 0, 0
-        processor = time.process_time()
         while streak < SURE and done < updates and time.perf_counter() - start < limit:
             for _ in range(min(_LOOK, updates - done)):
                 trial.update()
@@ -226,28 +191,22 @@ def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updat
     seconds = time.perf_counter() - start
     figures: Row = {"learnt": "yes" if streak >= SURE else "no", "updates": done, "seconds": seconds}
     figures |= {"milliseconds": 1e3 * seconds / done, "set up, s": start - began}
-    return row | figures | {"processor, s": time.process_time() - processor}
+    return row | figures
 
 
 def rows(
     settings: Sequence[Setting], device: torch.device, say: Say, *, limit: float, updates: int
 ) -> Iterator[Row]:
-    """Yields a row for each run, compared with the LSTM that ran at the same sizes before.
-
-    "speed-up" is that of an update, "learns faster" the ratio of the times to learn the task, if both learnt it.
-    """
+    """Yields a row for each run, with an update's speed-up over the LSTM that ran at the same sizes before."""
     serial: dict[tuple[int, ...], Row] = {}
     for setting in settings:
         row = run(setting, device, say, limit=limit, updates=updates)
-        sizes = (setting.steps, setting.beside or setting.hidden, setting.batch, setting.layers, setting.seed)
+        sizes = setting.steps, setting.hidden, setting.batch, setting.seed
         if "milliseconds" in row:
             if setting.cell == SERIAL:
                 serial[sizes] = row
             elif sizes in serial:
-                base = serial[sizes]
-                row["speed-up"] = float(base["milliseconds"]) / float(row["milliseconds"])
-                if base["learnt"] == row["learnt"] == "yes":
-                    row["learns faster"] = float(base["seconds"]) / float(row["seconds"])
+                row["speed-up"] = float(serial[sizes]["milliseconds"]) / float(row["milliseconds"])
         yield row
 
 
@@ -267,27 +226,19 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--hidden", type=int, action="append", help=f"units; may be repeated ({PUBLISHED[1]})")
     add("--batch", type=int, default=8, help="sequences of an update (%(default)s)")
     add("--symbols", type=int, default=PUBLISHED[0], help="width of the one-hot vectors (%(default)s)")
-    add("--layers", type=int, default=1, help="layers (%(default)s)")
-    add("--equal-parameters", action="store_true", help="as many units as make a cell as large as an LSTM")
     add("--rate", type=float, default=1e-2, help="learning rate of Adam (%(default)s)")
-    add("--seed", type=int, action="append", help="seed of a run; may be repeated (1)")
     add("--updates", type=int, default=1_000_000, help="most updates of a run (%(default)s)")
     add("--limit", type=float, default=1800.0, help="most seconds of a run (%(default)s)")
     given = bench.begin(words)
     names = sorted(given.cell.split(","), key=lambda name: name != SERIAL)
     if unknown := [name for name in names if name not in CELLS]:
         raise InputError(f"--cell '{unknown[0]}': give some of {', '.join(CELLS)}")
-    sizes = product(given.steps, given.hidden or PUBLISHED[1:], given.seed or [1], names)
     settings = [
-        Setting(name, length, size, given.batch, given.symbols, given.rate, seed, given.layers)
-        for length, size, seed, name in sizes
+        Setting(name, length, size, given.batch, given.symbols, given.rate)
+        for length, size, name in product(given.steps, given.hidden or PUBLISHED[1:], names)
     ]
-    if given.equal_parameters:
-        settings = [setting.as_large_as_lstm() for setting in settings]
-    columns = (
-        "steps", "cell", "hidden", "parameters", "seed", "learnt", "updates", "seconds", "milliseconds",
-    )  # fmt: skip
-    figures = ("processor, s", "set up, s", "speed-up", "learns faster", "failure")
+    columns = ("steps", "cell", "hidden", "learnt", "updates", "seconds", "milliseconds")
+    figures = ("set up, s", "speed-up", "failure")
     bench.print_header()
     with reproducible(given.device, given.threads), torch.enable_grad():
         measured = rows(settings, given.device, bench.say, limit=given.limit, updates=given.updates)

@@ -67,6 +67,6 @@ def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_command(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "SHAPES", [(2, 3, 4)])
+    monkeypatch.setattr(layout, "PAPER", (2, 3, 4))
     rows = measured("layout", "--dtype", "float32", "--seconds", "0.01", "--device", "cpu")
     assert {row["dtype"] for row in rows} == {"float32"}

@@ -75,6 +75,7 @@ def test_quick_run_measures_everything(bench: Call, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     first, second, *rows = rows_of(file)
     assert float(first["peak bytes"]) > float(second["peak bytes"]) > 0
+    rows = [row for row in rows if row["case"].startswith("step")]
     names = [row["variant"] for row in rows]
     assert names[0] == "reference"
     assert {"+ output", "all, outputs", "checkpoint: attention", "checkpoint: everything"} <= set(names)
@@ -115,17 +116,7 @@ def test_a_wrong_variant_ends_the_run(bench: Call, monkeypatch: pytest.MonkeyPat
     assert "checkpoint: attention: loss" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--only", "step", "--variant", "fast"],
-            "--variant: unknown fast; give some of reference, + output",
-        ),
-        (["--only", "step", "--lengths", "10x"], "--lengths 10x: give source x target positions"),
-    ],
-)
-def test_bad_input_is_refused(bench: Call, arguments: list[str], message: str) -> None:
-    ended = bench("memory", "--quick", "--device", "cpu", *arguments)
+def test_bad_lengths_are_refused(bench: Call) -> None:
+    ended = bench("memory", "--quick", "--device", "cpu", "--only", "step", "--lengths", "10x")
     assert ended.code == 2
-    assert message in ended.err
+    assert "--lengths 10x: give source x target positions" in ended.err

@@ -21,7 +21,7 @@ ONLY_PARSED = {
         "scripts.bench gpu.",
         "scripts.bench cells --device cuda",
         "scripts.bench account --device cuda",
-        "scripts.bench resets",
+        "scripts.bench re",  # recurrent, resets
         "scripts.bench drop-in --device cuda",
         "scripts.bench options --device cuda",
     ],
