@@ -180,7 +180,7 @@ static void NAME(cover)(const struct beam_search *a, const struct search_room *m
       to[k] = a->coverage == COVER_TANH      ? NAME(squash)(x)
               : a->coverage == COVER_SIGMOID ? NAME(sigmoid)(x)
               : a->coverage == COVER_RELU    ? (x > 0.0f ? x : 0.0f)
-                                             : (x > 20.0f ? x : log1pf(NAME(exponential)(x)));
+                                             : (x > 20.0f ? x : (float)log(1.0 + NAME(exponential)(x)));
     }
   }
 }
