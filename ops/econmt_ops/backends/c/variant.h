@@ -315,7 +315,7 @@ static INLINE float NAME(center)(float *values, int64_t size) {
 }
 
 /* Normalizes values to mean 0 and variance 1, then multiplies by the gain and adds the shift. */
-static INLINE void NAME(normalize)(float *values, int64_t size, const float *gain, const float *shift) {
+static void NAME(normalize)(float *values, int64_t size, const float *gain, const float *shift) {
   float inverse = NAME(center)(values, size);
   SIMD for (int64_t k = 0; k < size; k++) values[k] = values[k] * inverse * gain[k] + shift[k];
 }
@@ -931,6 +931,21 @@ static void NAME(products_by_owner)(const void *given, int64_t begin, int64_t en
   }
 }
 
+/* 2 atanh(s) for |s| <= 1/3, to 1e-9. Unlike log, it is the same with every library of C. */
+static INLINE double NAME(twice_atanh)(double s) {
+  double q = s * s, sum = 1.0 / 17;
+  for (int odd = 15; odd > 0; odd -= 2) sum = sum * q + 1.0 / odd;
+  return 2 * s * sum;
+}
+
+/* log x of x >= 1 */
+static INLINE float NAME(logarithm)(float x) {
+  if (!(x < INFINITY)) return x;
+  int exponent;
+  double part = frexp(x, &exponent), s = (part - 0.70710678118654752) / (part + 0.70710678118654752);
+  return (float)((exponent - 0.5) * 0.69314718055994531 + NAME(twice_atanh)(s));
+}
+
 /* Returns log sum exp of the logits: logits minus this are log-probabilities. */
 static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
   float top = -INFINITY, sum = 0.0f, powers[CHUNK];
@@ -943,7 +958,7 @@ static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
     }
     sum += NAME(sum)(powers, some);
   }
-  return top + (float)log(sum); /* which all libraries of C round to the same float */
+  return top + NAME(logarithm)(sum);
 }
 
 /* Ties are ordered by word id. scratch: V floats. */
