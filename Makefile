@@ -79,7 +79,7 @@ WASM ?= runtime/econmt_runtime/web/econmt.wasm
 wasm_calls = size start product_int8 products_by_owner layer_sequence best_words search_step
 web:
 	$(python) -m ziglang cc -target wasm32-wasi -mexec-model=reactor -mcpu=generic+simd128+bulk_memory -O3 -g0 -std=c11 \
-	  -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -Wno-pass-failed \
+	  -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=off -fvisibility=hidden -Wno-pass-failed \
 	  -Wl,--strip-all -Wl,--gc-sections -Wl,-z,stack-size=262144 $(wasm_calls:%=-Wl,--export=econmt_%) \
 	  ops/econmt_ops/backends/c/kernels.c -o $(WASM)
 

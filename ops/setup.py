@@ -42,7 +42,7 @@ def extensions(prefix: str = "", name: str = "econmt_ops.backends.c._kernels") -
             "-fopenmp-simd",
             "-fno-math-errno",
             "-fno-trapping-math",
-            "-ffp-contract=fast",
+            "-ffp-contract=off",
             "-fvisibility=hidden",
         ],
         optional=True,

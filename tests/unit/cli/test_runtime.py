@@ -160,7 +160,7 @@ def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("variant", ["additive", "student", "gru-deep"])
-def test_8_bits_with_shortlists(variant: str, subword_model: Path, call: Call, tmp_path: Path) -> None:
+def test_8_bits(variant: str, subword_model: Path, call: Call, tmp_path: Path, use: Any) -> None:
     folder = random_model(subword_model, tmp_path / "model", variant)
     small, lexicon = tmp_path / "small", tmp_path / "lexicon"
     assert call("quantize", "-m", folder, "-o", small).code == 0
@@ -169,12 +169,14 @@ def test_8_bits_with_shortlists(variant: str, subword_model: Path, call: Call, t
     ended = call("export", "--runtime", small, made, "--lexicon", lexicon, "--lexicon-topk", 5)
     assert (ended.code, ended.lines) == (0, [str(made)]), ended.err
     model, scores = econmt.load(small, device="cpu"), set()
-    for options, words in ({"threads": 2}, 5), ({"shortlist": 2}, 2), ({"shortlist": 0}, 0):
-        found = econmt_runtime.load(made, **options).translate(LINES)
-        more = {"restrict_lexicon": lexicon, "restrict_lexicon_topk": words} if words else {}
-        assert_alike(found, model.translate(LINES, **more), abs=1e-5 if words else 1e-12)
-        scores.add(tuple(each.score for each in found))
-    assert len(scores) == 3
+    for level in range(3):
+        use(level)
+        for options, words in ({"threads": 2}, 5), ({"shortlist": 2}, 2), ({"shortlist": 0}, 0):
+            found = econmt_runtime.load(made, **options).translate(LINES)
+            more = {"restrict_lexicon": lexicon, "restrict_lexicon_topk": words} if words else {}
+            assert_alike(found, model.translate(LINES, **more), abs=1e-5 if words else 1e-12)
+            scores.add(tuple(each.score for each in found))
+    assert len(scores) == 3  # at every level the same, bit for bit
     assert read_arrays(made / "arrays.safetensors")["lexicon"].dtype == np.int16
 
 

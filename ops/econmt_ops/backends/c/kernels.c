@@ -26,6 +26,7 @@
 #endif
 
 #define CHUNK 256
+#define TWICE -2.88539008f /* -2 log2 e: 2^(TWICE x) = e^(-2x) */
 #define STREAMED (1 << 23) /* values from which a result exceeds the caches */
 #define AHEAD 1024 /* prefetch distance, in values of a tensor */
 #define MOST_PARTS 5 /* maximum parts of a scan cell's products */
