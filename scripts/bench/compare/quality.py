@@ -27,7 +27,7 @@ from typing import Any
 
 from econmt.bench.rows import Row, circumstances
 from econmt.data.batching.store import PreparedData, open_prepared
-from econmt.evaluation.metrics import bleu
+from econmt.evaluation.metrics import bleu, corpus_score, make_metric
 from scripts.bench.frame import Bench, draw_lines
 
 from .make_data import DONE, pieces_of, write_test, write_training
@@ -59,7 +59,7 @@ class ToolkitRun:
 
     def __init__(self, key: str, options: argparse.Namespace, prepared: PreparedData) -> None:
         self.toolkit: ByMinute = BY_MINUTE[key]()
-        self.toolkit.device = options.device.type
+        self.toolkit.device, self.toolkit.changes = options.device.type, options.change
         self._options, self._prepared = options, prepared
         work = (options.work / f"{key}-{self.toolkit.device}").resolve()
         interpreter = Path(sys.executable)
@@ -93,6 +93,7 @@ class ToolkitRun:
             "host_bytes": finished.peak_bytes,
             "checkpoints": [checkpoint._asdict() for checkpoint in checkpoints],
             "curve": toolkit.curve(finished.lines, self._model),
+            "test": self._scores("test", self._prepared.test_text.target),
         }
 
     @property
@@ -106,7 +107,7 @@ class ToolkitRun:
 
     def _train(self) -> tuple[Finished, float, int]:
         toolkit, marks = self.toolkit, self._options.marks
-        command = toolkit.train_until(self._places, self._model, marks[-1])
+        command = toolkit.train_until(self._places, self._model, marks)
         began: list[float] = []
         variables = {"COMPARE_MARKS": ",".join(map(str, marks)), "COMPARE_MARKS_FOLDER": str(self._model)}
 
@@ -127,16 +128,28 @@ class ToolkitRun:
         return finished, round(began[0], 1), watch.peak
 
     def _scored(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Translates the validation text with a checkpoint that has no BLEU yet; that stays so if it fails."""
-        if checkpoint.bleu is not None:
-            return checkpoint
+        """Scores the validation text, translated with a checkpoint unless it is; without scores if that fails."""
+        references, name = self._prepared.valid_text.target, f"{checkpoint.update:05d}"
         try:
-            return checkpoint._replace(bleu=self._translated(checkpoint))
+            if not self._hypotheses(name).is_file():
+                texts = self._translated(checkpoint)
+                self._hypotheses(name).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
         except FailedError as error:
             say(f"{self.toolkit.name} failed: {error}")
-            return checkpoint
+        return checkpoint._replace(**self._scores(name, references))
 
-    def _translated(self, checkpoint: Checkpoint) -> float:
+    def _hypotheses(self, name: str) -> Path:
+        return self._model / f"hypotheses.{name}"
+
+    def _scores(self, name: str, references: list[str]) -> dict[str, float]:
+        """Returns BLEU and chrF of translations; nothing if there are none."""
+        if not self._hypotheses(name).is_file():
+            return {}
+        texts = self._hypotheses(name).read_text(encoding="utf-8").split("\n")[:-1]
+        chrf = corpus_score(make_metric("chrf", [references]), texts)
+        return {"bleu": round(bleu(texts, references, "13a").value, 2), "chrf": round(chrf.value, 2)}
+
+    def _translated(self, checkpoint: Checkpoint) -> list[str]:
         name = f"mark-{checkpoint.mark:g}"
         output = self._places.work / f"{name}.pieces.txt"
         command = self.toolkit.translate(self._places, self._model / name, output)
@@ -145,11 +158,7 @@ class ToolkitRun:
         lines = self.toolkit.output_lines(finished.lines, output)
         if len(lines) != len(references):
             raise FailedError(f"{name} has {len(lines):,} translations of {len(references):,} sentences")
-        texts = [vocabulary.joined(pieces_of(line)) for line in lines]
-        (self._places.work / f"{name}.txt").write_text(
-            "".join(f"{text}\n" for text in texts), encoding="utf-8"
-        )
-        return round(bleu(texts, references, "13a").value, 2)
+        return [vocabulary.joined(pieces_of(line)) for line in lines]
 
     def _run(self, trainee: Trainee, name: str) -> Finished:
         finished = write_log(run_alone(trainee), self._places.work / f"{name}.log")
@@ -170,6 +179,8 @@ def rows_of(figures: Mapping[str, Any]) -> Row:
     for each in checkpoints:
         score = "-" if each["bleu"] is None else f"{each['bleu']:.1f}"
         row[f"BLEU at {each['mark'] / 60:.3g} min"] = score
+    if figures.get("test"):
+        row |= {"chrF": checkpoints[-1]["chrf"], "BLEU, test": figures["test"]["bleu"], "chrF, test": figures["test"]["chrf"]}
     row["GPU memory, MB"] = f"{figures['device_bytes'] / 1e6:,.0f}"
     row["allocated by PyTorch, MB"] = f"{allocated / 1e6:,.0f}"
     return row | {"start-up, s": f"{figures['start_seconds']:.0f}"}
@@ -194,6 +205,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--work", type=Path, default=CACHE / "quality", help="token files, models, logs")
     add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
     add("--this-environment", action="store_true", help="run every toolkit with this process's Python")
+    add("--change", type=str.split, default=[], help="changes of the recipe and options, for econmt and transformers")
     add("--output", type=Path, default=Path("quality.json"), help="JSON file of all figures")
     add("--show", nargs="+", type=Path, metavar="FILE", help="print the table of files; measures nothing")
     add("--plot", type=Path, help="picture to write, with --show")
@@ -211,7 +223,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.output.is_file():
         results = json.loads(options.output.read_text(encoding="utf-8"))
     keys = options.only or list(BY_MINUTE)
-    prepared = make_data(options.work / "data", options.store, token_files=keys != ["econmt"])
+    token_files = not all(BY_MINUTE[key].reads_store for key in keys)
+    prepared = make_data(options.work / "data", options.store, token_files=token_files)
     failed = False
     for key in keys:
         if key in results:

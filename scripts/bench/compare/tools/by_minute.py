@@ -51,7 +51,7 @@ class Checkpoint(NamedTuple):
         seconds: Seconds of training from the first update on.
         update: Updates so far.
         allocated_bytes: Largest memory that PyTorch's allocator gave out on the GPU until then.
-        bleu: BLEU on validation text; None if it has not been measured.
+        bleu, chrf: Scores of the validation text; None if they have not been measured.
     """
 
     mark: float
@@ -59,16 +59,25 @@ class Checkpoint(NamedTuple):
     update: int
     allocated_bytes: int
     bleu: float | None = None
+    chrf: float | None = None
 
 
 class ByMinute(Toolkit):
-    """Toolkit that saves a model at each mark; its launcher counts the seconds."""
+    """Toolkit that saves a model at each mark; its launcher counts the seconds.
 
+    One that translates itself leaves the translations of update U in the file ``hypotheses.U`` of its model folder, and
+    those of the test text in ``hypotheses.test``.
+    """
+
+    changes: Sequence[str] = ()
+    """Changes of the recipe, and further options, of those that train from econmt's store."""
+    reads_store: ClassVar[bool] = False
+    """True if it trains from econmt's store and needs no token files."""
     size: ClassVar[re.Pattern[str]]
     """Line of its log with the number of parameters."""
 
-    def train_until(self, places: Places, model: Path, seconds: float) -> Command:  # noqa: ARG002
-        """Returns the command that trains until the last mark, after so many seconds."""
+    def train_until(self, places: Places, model: Path, marks: Sequence[float]) -> Command:  # noqa: ARG002
+        """Returns the command that trains until the last mark."""
         return self.train(places, model, ENDLESS)
 
     def checkpoints(self, lines: Sequence[str], model: Path, marks: Sequence[float]) -> list[Checkpoint]:  # noqa: ARG002
@@ -86,20 +95,27 @@ class ByMinute(Toolkit):
         return int(found[0].replace(",", "")) if found else None
 
 
-class EconmtByMinute(Econmt, ByMinute):
-    """econmt's recipe as it is; it validates and saves as the recipe says, within the same seconds."""
+class FromStore(Econmt, ByMinute):
+    """Program of this checkout, which trains from the given store."""
 
+    reads_store = True
     size = re.compile(r"([\d,]+) parameters")
 
     def prepare(self, places: Places) -> list[Command]:  # noqa: ARG002
         """Prepares nothing: the recipe is shipped and the store is given."""
         return []
 
-    def train_until(self, places: Places, model: Path, seconds: float) -> Command:
+
+class EconmtByMinute(FromStore):
+    """econmt's recipe as it is; it validates and saves as the recipe says, within the same seconds."""
+
+    def train_until(self, places: Places, model: Path, marks: Sequence[float]) -> Command:
         """Returns the command that trains from the given store."""
         changes = f"data.prepared={places.data / 'store'}", f"output={model}"
-        limit = f"training.max_seconds={round(seconds) + START_SECONDS}"
-        return Command.python(places, matched.LAUNCHER, "econmt", "train", RECIPE, *changes, limit)
+        limit = f"training.max_seconds={round(marks[-1]) + START_SECONDS}"
+        return Command.python(
+            places, matched.LAUNCHER, "econmt", "train", RECIPE, *changes, limit, *self.changes
+        )
 
     def checkpoints(self, lines: Sequence[str], model: Path, marks: Sequence[float]) -> list[Checkpoint]:
         """Returns the last checkpoint that was validated before each mark, as its table of metrics has it."""
@@ -125,6 +141,27 @@ class EconmtByMinute(Econmt, ByMinute):
                 )
                 for row in csv.DictReader(stream, delimiter="\t")
             ]
+
+
+class PlainTransformer(FromStore):
+    """Transformer of :mod:`scripts.bench.transformer`, which translates when training is over."""
+
+    name = "plain transformer, 4+4 layers of 384"
+    precision = "bfloat16"
+    sizes: ClassVar[str] = "econmt"
+
+    def train_until(self, places: Places, model: Path, marks: Sequence[float]) -> Command:
+        """Returns the command that trains from the given store."""
+        words = RECIPE, model, f"data.prepared={places.data / 'store'}", *self.changes
+        options = "--size", self.sizes, "--marks", *marks
+        return Command.python(places, "-m", "scripts.bench", "transformer", *words, *options)
+
+
+class PlainTransformerBase(PlainTransformer):
+    """Transformer of the base size."""
+
+    name = "plain transformer, base"
+    sizes = "base"
 
 
 class FairseqByMinute(Fairseq, ByMinute):
@@ -213,6 +250,8 @@ class OpenNMTByMinute(OpenNMT, ByMinute):
 
 BY_MINUTE: dict[str, type[ByMinute]] = {
     "econmt": EconmtByMinute,
+    "transformer": PlainTransformer,
+    "transformer-base": PlainTransformerBase,
     "fairseq-lstm": FairseqLstm,
     "fairseq-transformer": FairseqTransformer,
     "fairseq-transformer-base": FairseqTransformerBase,
