@@ -1,4 +1,4 @@
-"""Trains a transformer in plain PyTorch on a recipe's prepared text, by minutes, and translates with it.
+"""Trains a transformer of plain PyTorch and scores it by minutes of training.
 
     python -m scripts.bench transformer laws-en-fr runs/transformer data.prepared=store --size econmt --marks 60 120
     python -m scripts.bench transformer runs/multi30k/recipe.yaml transformer --size three --marks 110 --device cuda
@@ -183,7 +183,9 @@ def train(
 
 
 @torch.inference_mode()
-def translate(model: Transformer, store: TokenStore, prepared: PreparedData, beam: int) -> tuple[list[str], float]:
+def translate(
+    model: Transformer, store: TokenStore, prepared: PreparedData, beam: int
+) -> tuple[list[str], float]:
     """Translates a text; returns the translations and the perplexity of the references."""
     device = model.bias.device
     texts, total, tokens = [""] * len(store), 0.0, 0

@@ -235,14 +235,18 @@ def search(model: Transformer, source: Tensor, beam: int) -> list[list[int]]:
 def save_for_ctranslate2(model: Transformer, tokens: Sequence[str], folder: Path) -> None:
     """Writes the folder that CTranslate2 loads."""
     specs: Any = importlib.import_module("ctranslate2.specs")
-    spec = specs.TransformerSpec.from_config((model.sizes.layers,) * 2, model.sizes.width // HEAD, pre_norm=True)
+    spec = specs.TransformerSpec.from_config(
+        (model.sizes.layers,) * 2, model.sizes.width // HEAD, pre_norm=True
+    )
     encoder, decoder = spec.encoder, spec.decoder
     for side in (encoder, decoder):
         side.position_encodings.encodings = _array(model.positions)
     table = _array(model.embedding.weight)
     encoder.embeddings[0].weight = decoder.embeddings.weight = decoder.projection.weight = table
     decoder.projection.bias = _array(model.bias)
-    for side, norm, layers in zip((encoder, decoder), model.norms, (model.encoder, model.decoder), strict=True):
+    for side, norm, layers in zip(
+        (encoder, decoder), model.norms, (model.encoder, model.decoder), strict=True
+    ):
         _set_norm(side.layer_norm, norm)
         for target, layer in zip(side.layer, layers, strict=True):
             _set_layer(target, layer)

@@ -118,13 +118,15 @@ def test_all_batches_have_as_many_tokens(tmp_path: Path) -> None:
     for key, tool in BY_MINUTE.items():
         toolkit = tool()
         toolkit.device = "cuda"
-        command = toolkit.train_until(places, tmp_path / "model", 540.0)
+        command = toolkit.train_until(places, tmp_path / "model", [60.0, 540.0])
         said = " ".join([*command.words, *(path.read_text() for path in tmp_path.glob("*.yaml"))])
-        if key != "econmt":
+        if not toolkit.reads_store:
             assert "--max-tokens 6000" in said or "batch_size: 6000" in said
         assert ("--fp16" in said) == (toolkit.precision == "float16")
         assert ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" in toolkit.variables()) == (toolkit.precision == "tf32")
-    assert "training.max_seconds=570" in BY_MINUTE["econmt"]().train_until(places, tmp_path, 540.0).words
+    assert "training.max_seconds=570" in BY_MINUTE["econmt"]().train_until(places, tmp_path, [540.0]).words
+    words = BY_MINUTE["transformer-base"]().train_until(places, tmp_path, [60.0, 540.0]).words
+    assert words[-5:] == ["--size", "base", "--marks", "60.0", "540.0"]
 
 
 def test_the_table_has_a_column_for_each_mark(tmp_path: Path) -> None:

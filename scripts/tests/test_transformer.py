@@ -67,7 +67,7 @@ def score(model: Transformer, source: torch.Tensor, words: list[int]) -> float:
     """Returns the mean log-probability of a translation and its end."""
     target, wanted = torch.tensor([[BOS, *words]]), torch.tensor([*words, EOS])
     logs = F.log_softmax(scores(model, source, target)[0], 1)
-    return float(logs[torch.arange(len(wanted)), wanted].mean())
+    return logs[torch.arange(len(wanted)), wanted].mean().item()
 
 
 def test_greedy_search_takes_the_best_word_at_each_step(model: Transformer) -> None:
@@ -77,7 +77,7 @@ def test_greedy_search_takes_the_best_word_at_each_step(model: Transformer) -> N
         source, words = SOURCE[row : row + 1], [BOS]
         while len(words) - 1 < 2 * SOURCE.shape[1] + 10:
             best = scores(model, source, torch.tensor([words]))[0, -1]
-            best[: EOS] = -math.inf
+            best[:EOS] = -math.inf
             if int(best.argmax()) == EOS:
                 break
             words.append(int(best.argmax()))
@@ -87,7 +87,11 @@ def test_greedy_search_takes_the_best_word_at_each_step(model: Transformer) -> N
 def test_a_wide_beam_finds_the_best_translation_of_two_words(model: Transformer) -> None:
     with torch.no_grad():
         model.bias[EOS] = 4.0  # short translations
-    candidates = [[], *([word] for word in range(4, 20)), *([a, b] for a in range(4, 20) for b in range(4, 20))]
+    candidates = [
+        [],
+        *([word] for word in range(4, 20)),
+        *([a, b] for a in range(4, 20) for b in range(4, 20)),
+    ]
     for row, found in enumerate(search(model, SOURCE, 20)):
         source = SOURCE[row : row + 1]
         best = max(score(model, source, words) for words in candidates)

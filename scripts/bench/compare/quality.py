@@ -179,8 +179,9 @@ def rows_of(figures: Mapping[str, Any]) -> Row:
     for each in checkpoints:
         score = "-" if each["bleu"] is None else f"{each['bleu']:.1f}"
         row[f"BLEU at {each['mark'] / 60:.3g} min"] = score
-    if figures.get("test"):
-        row |= {"chrF": checkpoints[-1]["chrf"], "BLEU, test": figures["test"]["bleu"], "chrF, test": figures["test"]["chrf"]}
+    if checkpoints and checkpoints[-1].get("chrf") is not None:
+        row["chrF"] = checkpoints[-1]["chrf"]
+    row |= {f"test {name}": value for name, value in figures.get("test", {}).items()}
     row["GPU memory, MB"] = f"{figures['device_bytes'] / 1e6:,.0f}"
     row["allocated by PyTorch, MB"] = f"{allocated / 1e6:,.0f}"
     return row | {"start-up, s": f"{figures['start_seconds']:.0f}"}
@@ -205,7 +206,12 @@ def main(words: Sequence[str] | None = None) -> int:
     add("--work", type=Path, default=CACHE / "quality", help="token files, models, logs")
     add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
     add("--this-environment", action="store_true", help="run every toolkit with this process's Python")
-    add("--change", type=str.split, default=[], help="changes of the recipe and options, for econmt and transformers")
+    add(
+        "--change",
+        type=str.split,
+        default=[],
+        help="changes of the recipe and options, for econmt and transformers",
+    )
     add("--output", type=Path, default=Path("quality.json"), help="JSON file of all figures")
     add("--show", nargs="+", type=Path, metavar="FILE", help="print the table of files; measures nothing")
     add("--plot", type=Path, help="picture to write, with --show")
