@@ -1,4 +1,4 @@
-"""Trains a transformer of plain PyTorch and scores it by minutes of training.
+"""Writes a transformer trained by minutes in plain PyTorch.
 
     python -m scripts.bench transformer laws-en-fr runs/transformer data.prepared=store --size econmt --marks 60 120
     python -m scripts.bench transformer runs/multi30k/recipe.yaml transformer --size three --marks 110 --device cuda

@@ -115,7 +115,7 @@ def test_numbers_of_parameters_are_read() -> None:
 
 def test_all_batches_have_as_many_tokens(tmp_path: Path) -> None:
     places = Places(tmp_path / "data", tmp_path, Path("python"), "en", "fr")
-    for key, tool in BY_MINUTE.items():
+    for tool in BY_MINUTE.values():
         toolkit = tool()
         toolkit.device = "cuda"
         command = toolkit.train_until(places, tmp_path / "model", [60.0, 540.0])
