@@ -43,7 +43,6 @@ from econmt_ops.dispatch.capture import GraphCache
 from scripts.bench.frame import Bench
 from scripts.bench.transformer_model import SIZES, Transformer, save_for_ctranslate2, search
 
-LOG_INTERVAL = 100
 BATCHES_AHEAD = 8
 UPDATES_AHEAD = 4
 """Updates that the host may be ahead of the GPU."""
@@ -66,6 +65,7 @@ class Moment(NamedTuple):
     seconds: float
     update: int
     allocated_bytes: int
+    tokens_per_second: float
     parameters: list[Tensor]
 
 
@@ -149,9 +149,7 @@ def train(
     model: Transformer, recipe: Recipe, prepared: PreparedData, given: argparse.Namespace
 ) -> list[Moment]:
     """Trains until the last mark; returns the parameters of each."""
-    device, moments, tokens, total, last = given.device, list[Moment](), 0, 0, (0, 0.0)
-    if given.compile:
-        model.compile_parts()
+    device, moments, tokens, last = given.device, list[Moment](), 0, 0.0
     batches = loaded(training_batches(recipe, prepared))
     trainer = Trainer(model, recipe, given.warm_up, device)
     print("first update begins", flush=True)
@@ -160,23 +158,15 @@ def train(
         batch = next(batches)
         trainer.update(number, batch)
         tokens += batch.target_tokens
-        total += batch.target_tokens
-        if number % LOG_INTERVAL == 0:
-            print(f"update {number}: {tokens} target tokens", flush=True)
-            tokens = 0
         if time.monotonic() - began >= given.marks[len(moments)]:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds, allocated = time.monotonic() - began, peak_memory(device)
             copies = [parameter.detach().clone() for parameter in model.parameters()]
-            moments.append(Moment(given.marks[len(moments)], seconds, number, allocated, copies))
-            speed = (total - last[0]) / (seconds - last[1])
-            print(
-                f"checkpoint {number}: {seconds:.2f} s, loss {trainer.loss.item():.3f}, {speed:,.0f} target tokens/s "
-                "since the mark before",
-                flush=True,
-            )
-            last = total, seconds
+            mark, speed = given.marks[len(moments)], tokens / (seconds - last)
+            moments.append(Moment(mark, seconds, number, allocated, speed, copies))
+            print(f"checkpoint {number}: {seconds:.2f} s, loss {trainer.loss.item():.3f}", flush=True)
+            tokens, last = 0, seconds
             if len(moments) == len(given.marks):
                 return moments
     raise AssertionError("training ends at its last mark")
@@ -201,10 +191,10 @@ def translate(
     return texts, math.exp(total / tokens)
 
 
-def scores_of(texts: list[str], references: list[str]) -> str:
-    """Returns BLEU and chrF as text."""
+def scores_of(texts: list[str], references: list[str]) -> dict[str, float]:
+    """Returns BLEU and chrF."""
     chrf = corpus_score(make_metric("chrf", [references]), texts)
-    return f"BLEU {bleu(texts, references).value:.2f}, chrF {chrf.value:.2f}"
+    return {"bleu": round(bleu(texts, references).value, 2), "chrf": round(chrf.value, 2)}
 
 
 def report(
@@ -215,6 +205,9 @@ def report(
     def write(name: str, texts: list[str]) -> None:
         (folder / f"hypotheses.{name}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
+    def said(texts: list[str], references: list[str]) -> str:
+        return "BLEU {bleu}, chrF {chrf}".format(**scores_of(texts, references))
+
     beam, valid = recipe.decoding.beam_size, prepared.valid_text.target
     for moment in moments:
         for parameter, copy in zip(model.parameters(), moment.parameters, strict=True):
@@ -223,16 +216,17 @@ def report(
         write(f"{moment.update:05d}", texts)
         print(
             f"mark {moment.mark:g}: {moment.seconds:.2f} s, update {moment.update}, {moment.allocated_bytes} bytes "
-            f"allocated, {scores_of(texts, valid)}, perplexity {perplexity:.2f}",
+            f"allocated, {moment.tokens_per_second:,.0f} target tokens/s, {said(texts, valid)}, perplexity "
+            f"{perplexity:.2f}",
             flush=True,
         )
     began = time.monotonic()
     texts, _ = translate(model, prepared.valid, prepared, 1)
-    print(f"greedy: {scores_of(texts, valid)}, {time.monotonic() - began:.1f} s", flush=True)
+    print(f"greedy: {said(texts, valid)}, {time.monotonic() - began:.1f} s", flush=True)
     if prepared.test is not None:
         texts, _ = translate(model, prepared.test, prepared, beam)
         write("test", texts)
-        print(f"test: {scores_of(texts, prepared.test_text.target)}", flush=True)
+        print(f"test: {said(texts, prepared.test_text.target)}", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -245,7 +239,6 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--marks", nargs="+", type=float, default=[60.0], help="seconds of training (%(default)s)")
     add("--dropout", type=float, default=0.1, help="dropout of embeddings and residuals (%(default)s)")
     add("--warm-up", type=int, default=2000, help="updates until the highest learning rate (%(default)s)")
-    add("--compile", action="store_true", help="compile layers and loss with torch.compile")
     given = bench.begin(words)
     recipe = load_recipe(given.recipe, given.changes)
     prepared = open_prepared(store_folder(recipe))

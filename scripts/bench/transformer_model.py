@@ -170,15 +170,6 @@ class Transformer(nn.Module):
             scores, words, ignore_index=PAD, label_smoothing=smoothing, reduction=reduction
         )
 
-    def compile_parts(self) -> None:
-        """Compiles the layers and the loss, each once for batches of any shape."""
-        torch._dynamo.config.recompile_limit = 64
-        shapes: Any = importlib.import_module("torch.fx.experimental._config")
-        shapes.use_duck_shape = False  # else once more for sides of unlike lengths
-        for layer in (*self.encoder, *self.decoder):
-            layer.compile(dynamic=True)
-        self.losses = torch.compile(self.losses, dynamic=True)  # type: ignore[method-assign]
-
 
 @torch.inference_mode()
 def search(model: Transformer, source: Tensor, beam: int) -> list[list[int]]:

@@ -29,7 +29,7 @@ MOST_LINES = {
     "memory": 5585,
     "runtime": 2182,
     "ops": 23345,
-    "scripts": 14988,
+    "scripts": 14969,
     "tests": 55541,
 }
 """Lines of Python below each folder; they may only fall."""
