@@ -52,7 +52,6 @@ setup(
         "econmt_runtime": ["py.typed", "web/*"],
         **OPS["PACKAGE_DATA"],
     },
-    exclude_package_data=OPS["EXCLUDED_DATA"],
     ext_modules=OPS["extensions"]("ops/"),
     cmdclass={"build_ext": OPS["BuildKernels"], "install_lib": InstallPackages},
 )

@@ -6,6 +6,7 @@ The setup.py of the repository, which packages econmt_ops with econmt, takes the
 from __future__ import annotations
 
 import os
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -14,11 +15,9 @@ from setuptools.errors import BaseError, CCompilerError
 
 PACKAGE_DATA = {
     "econmt_ops": ["py.typed"],
-    "econmt_ops.backends.c": ["kernels.h"],
+    "econmt_ops.backends.c": ["*.c", "*.h"],
     "econmt_ops.backends.cuda": ["*.cu", "*.cuh"],
 }
-# Sources that a source distribution holds and an installed package does not need.
-EXCLUDED_DATA = {"econmt_ops.backends.c": ["*.c", "[!k]*.h"]}
 
 
 def extensions(prefix: str = "", name: str = "econmt_ops.backends.c._kernels") -> list[Extension]:
@@ -35,16 +34,7 @@ def extensions(prefix: str = "", name: str = "econmt_ops.backends.c._kernels") -
         depends=[f"{prefix}setup.py", *sorted(map(str, Path(folder).glob("*.h")))],
         libraries=["m"],
         # They come after the flags with which Python itself was built, and the last ones count.
-        extra_compile_args=[
-            "-O3",
-            "-g0",
-            "-std=c11",
-            "-fopenmp-simd",
-            "-fno-math-errno",
-            "-fno-trapping-math",
-            "-ffp-contract=fast",
-            "-fvisibility=hidden",
-        ],
+        extra_compile_args=list(runpy.run_path(f"{folder}/platforms.py")["FLAGS"]),
         optional=True,
     )
     return [library] if os.name == "posix" else []
@@ -78,7 +68,6 @@ if __name__ == "__main__":
     setup(
         packages=find_packages(),
         package_data=PACKAGE_DATA,
-        exclude_package_data=EXCLUDED_DATA,
         ext_modules=extensions(),
         cmdclass={"build_ext": BuildKernels},
     )
