@@ -1,47 +1,31 @@
 """Builds the C library of econmt_ops; everything else stands in pyproject.toml.
 
-The setup.py of the repository, which packages econmt_ops with econmt, takes the library from here.
+The setup.py of the repository, which packages econmt_ops with econmt, and that of econmt_runtime take the library from
+here. ECONMT_PLATFORM names another system than this one, for which zig builds it.
 """
 
 from __future__ import annotations
 
 import os
 import runpy
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError, CCompilerError
 
 PACKAGE_DATA = {
     "econmt_ops": ["py.typed"],
     "econmt_ops.backends.c": ["*.c", "*.h"],
     "econmt_ops.backends.cuda": ["*.cu", "*.cuh"],
 }
-
-
-def extensions(prefix: str = "", name: str = "econmt_ops.backends.c._kernels") -> list[Extension]:
-    """Returns the C library.
-
-    Args:
-        prefix: Path from the folder of the running setup.py to this one. name: Module that the library is installed as.
-    """
-    folder = f"{prefix}econmt_ops/backends/c"
-    library = Extension(
-        name,
-        [f"{folder}/kernels.c"],
-        # A source distribution holds them too.
-        depends=[f"{prefix}setup.py", *sorted(map(str, Path(folder).glob("*.h")))],
-        libraries=["m"],
-        # They come after the flags with which Python itself was built, and the last ones count.
-        extra_compile_args=list(runpy.run_path(f"{folder}/platforms.py")["FLAGS"]),
-        optional=True,
-    )
-    return [library] if os.name == "posix" else []
+PLATFORMS = runpy.run_path(str(Path(__file__).with_name("econmt_ops") / "backends/c/platforms.py"))
+PLATFORM = os.environ.get("ECONMT_PLATFORM") or None
 
 
 class BuildKernels(build_ext):
-    """Builds the C library with the compiler that Python was built with, or that of the environment variable CC.
+    """Builds the C library with the compiler of the environment variable CC, or that Python was built with.
 
     Without one the package is whole, only slower.
 
@@ -51,11 +35,19 @@ class BuildKernels(build_ext):
 
     cost = "training on the CPU will be slower"
 
+    def get_ext_filename(self, fullname: str) -> str:
+        """Returns the library's file, which has no part of Python in its name."""
+        return f"{fullname.replace('.', os.sep)}.{PLATFORM or PLATFORMS['HERE']}.so"
+
     def build_extension(self, ext: Extension) -> None:
         """Builds it, or says in one line why not."""
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
         try:
-            super().build_extension(ext)
-        except (BaseError, CCompilerError) as error:
+            PLATFORMS["compile_library"](library.parent, PLATFORM)
+        except OSError as error:
+            if PLATFORM:
+                raise
             name = self.distribution.get_name()
             self.warn(str(error))
             self.warn(
@@ -64,10 +56,22 @@ class BuildKernels(build_ext):
             )
 
 
+class NameWheel(bdist_wheel):
+    """Names a wheel after the library's system, for any Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Returns Python, ABI and system."""
+        here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        return "py3", "none", PLATFORMS["PLATFORMS"][PLATFORM][1] if PLATFORM else here
+
+
+LIBRARY = "econmt_ops.backends.c._kernels"
+COMMANDS = {"build_ext": BuildKernels, "bdist_wheel": NameWheel}
+
 if __name__ == "__main__":
     setup(
         packages=find_packages(),
         package_data=PACKAGE_DATA,
-        ext_modules=extensions(),
-        cmdclass={"build_ext": BuildKernels},
+        ext_modules=[Extension(LIBRARY, [])],
+        cmdclass=COMMANDS,
     )

@@ -1,53 +1,33 @@
 """Builds the C library from the sources of econmt_ops beside this folder; everything else stands in pyproject.toml.
 
-ECONMT_PLATFORM names another system, for which zig builds it. A source distribution does not hold the sources: what is
-installed from one uses the library of econmt-ops.
+A source distribution does not hold them: what is installed from one uses the library of econmt-ops.
 """
 
 from __future__ import annotations
 
-import os
 import runpy
-import sysconfig
 from pathlib import Path
 from typing import Any
 
-from setuptools import find_packages, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_py import build_py
+from setuptools import Extension, find_packages, setup
 
-SOURCES = Path(__file__).resolve().parent.parent / "ops" / "econmt_ops" / "backends" / "c"
-PLATFORM = os.environ.get("ECONMT_PLATFORM")
+OPS = Path(__file__).resolve().parent.parent / "ops" / "setup.py"
 
 
 def library() -> dict[str, Any]:
     """Returns the arguments of setup() that build the library; none where its sources are not."""
-    if not SOURCES.is_dir():
+    if not OPS.is_file():
         return {}
-    building = runpy.run_path(str(SOURCES / "platforms.py"))
+    ops = runpy.run_path(str(OPS))
 
-    class BuildLibrary(build_py):
-        def run(self) -> None:
-            """Adds the library to the modules, or says in one line why not."""
-            super().run()
-            folder = Path("" if self.editable_mode else self.build_lib, "econmt_runtime")
-            try:
-                building["compile_library"](folder, PLATFORM)
-            except OSError as error:
-                if PLATFORM:
-                    raise
-                self.warn(
-                    f"{error}, so it translates only with the library of econmt-ops; install gcc or set CC"
-                )
+    class BuildLibrary(ops["BuildKernels"]):  # type: ignore[misc]
+        cost = "it translates only with that of econmt-ops"
 
-    class NameWheel(bdist_wheel):
-        def get_tag(self) -> tuple[str, str, str]:
-            """Returns the tag of any Python on the library's system."""
-            here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            return "py3", "none", building["PLATFORMS"][PLATFORM].wheel if PLATFORM else here
-
-    build = {"build_base": f"../build/runtime/{PLATFORM}"}
-    return {"cmdclass": {"build_py": BuildLibrary, "bdist_wheel": NameWheel}, "options": {"build": build}}
+    return {
+        "ext_modules": [Extension("econmt_runtime._kernels", [])],
+        "cmdclass": {**ops["COMMANDS"], "build_ext": BuildLibrary},
+        "options": {"build": {"build_base": f"../build/runtime/{ops['PLATFORM']}"}},
+    }
 
 
 setup(packages=find_packages(), package_data={"econmt_runtime": ["py.typed", "web/*"]}, **library())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib.machinery
 import importlib.util
 import platform
 import sys
@@ -59,12 +58,11 @@ def library_file(package: Path | None = None) -> Path | None:
     Args:
         package: Folder to which this package was unpacked; None if it was not.
     """
-    candidates = [(package or Path(__file__).parent) / f"_kernels.{_HERE}.so"]
-    spec = importlib.util.find_spec("econmt_ops")
+    folders, spec = [package or Path(__file__).parent], importlib.util.find_spec("econmt_ops")
     if spec is not None and spec.origin is not None:
-        folder = Path(spec.origin).parent / "backends" / "c"
-        candidates += (folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    return next((path for path in candidates if path.is_file()), None)
+        folders.append(Path(spec.origin).parent / "backends" / "c")
+    paths = (folder / f"_kernels.{_HERE}.so" for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def start(package: Path | None = None) -> None:

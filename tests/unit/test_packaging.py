@@ -26,11 +26,10 @@ from econmt_ops.backends.c import platforms
 from tests.conftest import ROOT, run_python
 from tests.unit.training.tiny import Run, write_text
 
-SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
 PACKAGES = "econmt/_packages/"
 """Folder of the packages that are distributions of their own, too."""
-LIBRARY = f"{PACKAGES}econmt_ops/backends/c/_kernels{SUFFIX}"
+LIBRARY = f"{PACKAGES}econmt_ops/backends/c/_kernels.{platforms.HERE}.so"
 
 IGNORED = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
 """What building and installing leave in a checkout."""
