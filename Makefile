@@ -88,7 +88,7 @@ web:
 PLATFORMS ?= linux-x86_64 linux-aarch64 darwin-arm64 darwin-x86_64 windows-amd64
 wheels: $(PLATFORMS:%=wheel-%)
 wheel-%:
-	ECONMT_PLATFORM=$* $(python) -m pip wheel -q --no-deps -w dist ./runtime
+	ECONMT_PLATFORM=$* $(python) -m pip wheel -q --no-deps --no-build-isolation -w dist ./runtime
 
 # The documentation site; a broken link or anchor is an error.
 docs: reference $(state)/documented
