@@ -52,6 +52,6 @@ setup(
         "econmt_runtime": ["py.typed", "web/*"],
         **OPS["PACKAGE_DATA"],
     },
-    ext_modules=[Extension(OPS["LIBRARY"], [], depends=["ops/setup.py"])],
+    ext_modules=[Extension(OPS["LIBRARY"], [], depends=["ops/setup.py"], optional=True)],
     cmdclass={**OPS["COMMANDS"], "install_lib": InstallPackages},
 )

@@ -72,6 +72,6 @@ if __name__ == "__main__":
     setup(
         packages=find_packages(),
         package_data=PACKAGE_DATA,
-        ext_modules=[Extension(LIBRARY, [])],
+        ext_modules=[Extension(LIBRARY, [], optional=True)],
         cmdclass=COMMANDS,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
+import importlib.resources
 import json
 import shutil
 import tempfile
@@ -197,11 +197,8 @@ def _signed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _runtime() -> Path:
-    """Finds the folder of the runtime's modules without importing them."""
-    spec = importlib.util.find_spec("econmt_runtime")
-    if spec is None or spec.origin is None:
-        raise InputError("econmt_runtime is not installed beside econmt; install econmt again")
-    return Path(spec.origin).parent
+    """Returns the folder of the runtime's modules."""
+    return Path(str(importlib.resources.files("econmt_runtime")))
 
 
 def _library() -> Path:
