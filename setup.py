@@ -53,5 +53,5 @@ setup(
         **OPS["PACKAGE_DATA"],
     },
     ext_modules=[Extension(OPS["LIBRARY"], [], depends=["ops/setup.py"], optional=True)],
-    cmdclass={**OPS["COMMANDS"], "install_lib": InstallPackages},
+    cmdclass={"build_ext": OPS["BuildKernels"], "install_lib": InstallPackages},
 )
