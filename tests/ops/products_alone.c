@@ -93,9 +93,8 @@ static int wrong_sums(int64_t rows, int64_t inputs, int64_t outputs) {
   float *left = malloc((size_t)(rows * inputs) * 4), *output = malloc((size_t)(rows * outputs) * 4);
   float *scales = malloc((size_t)outputs * 4);
   int32_t *totals = calloc((size_t)groups * 16, 4);
-  int8_t *values = aligned_alloc(64, (size_t)(groups * 16 * wide));
+  int8_t *values = calloc((size_t)(groups * 16 * wide), 1);
   int wrong = 0;
-  memset(values, 0, (size_t)(groups * 16 * wide));
   for (int64_t k = 0; k < rows * inputs; k++) left[k] = k % inputs ? nearbyintf(any() * 127.0f) : k % 2 ? 127.0f : -127.0f;
   for (int64_t n = 0; n < outputs; n++) {
     scales[n] = 1.0f;

@@ -22,14 +22,14 @@ import econmt_runtime
 from econmt import __version__
 from econmt.cli.main import _application
 from econmt.export.runtime import export_runtime
+from econmt_ops.backends.c import platforms
 from tests.conftest import ROOT, run_python
 from tests.unit.training.tiny import Run, write_text
 
-SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
 PACKAGES = "econmt/_packages/"
 """Folder of the packages that are distributions of their own, too."""
-LIBRARY = f"{PACKAGES}econmt_ops/backends/c/_kernels{SUFFIX}"
+LIBRARY = f"{PACKAGES}econmt_ops/backends/c/_kernels.{platforms.HERE}.so"
 
 IGNORED = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
 """What building and installing leave in a checkout."""
@@ -118,9 +118,10 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
         file.relative_to(ROOT / "ops").as_posix() for file in (ROOT / "ops" / "econmt_ops").rglob("*.cu*")
     )
     assert {name for name in names if ".cu" in name} == {PACKAGES + name for name in kernels}
-    suffixes = ".py .pth .yaml .md .typed .html .css .js .svg .wasm .so .h .cu .cuh"
+    suffixes = ".py .pth .yaml .md .typed .html .css .js .svg .wasm .so .c .h .cu .cuh"
     assert {Path(name).suffix for name in names} <= {*suffixes.split()}
-    assert {name for name in names if name.endswith(".h")} == {f"{PACKAGES}econmt_ops/backends/c/kernels.h"}
+    sources = (ROOT / "ops/econmt_ops/backends/c").glob("*.[ch]")
+    assert {f"{PACKAGES}econmt_ops/backends/c/{file.name}" for file in sources} <= names
 
 
 def packaged(wheel: Path, package: str) -> set[str]:
@@ -227,13 +228,13 @@ def test_the_runtime_translates_alone(runtime_wheel: Path, tmp_path: Path) -> No
     export_runtime(run.folder.path, tmp_path / "exported")
     done = python_in(runtime_wheel, tmp_path, "-c", TRANSLATE, "exported", "a b", "c")
     expected = [each.text for each in econmt_runtime.load(tmp_path / "exported").translate(["a b", "c"])]
-    library = f"{tmp_path}/site/econmt_runtime/_kernels{SUFFIX}"
+    library = f"{tmp_path}/site/econmt_runtime/_kernels.{platforms.HERE}.so"
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{library}\n{expected}\n", "")
 
 
 @pytest.mark.slow
 def test_the_runtime_is_a_distribution_of_its_own(wheel: Path, runtime_wheel: Path) -> None:
-    library = {f"econmt_runtime/_kernels{SUFFIX}"} if shutil.which(COMPILER) else set()
+    library = {f"econmt_runtime/_kernels.{platforms.HERE}.so"} if shutil.which(COMPILER) else set()
     assert held(runtime_wheel) == packaged(wheel, "econmt_runtime") | library
     assert not held(runtime_wheel) & held(wheel)
     metadata = described(runtime_wheel)
@@ -251,7 +252,9 @@ def test_a_source_distribution_of_the_runtime_says_that_it_has_no_library(tmp_pa
     assert "econmt_runtime/translator.py" in held(built)
     code = "import sys; sys.modules['econmt_ops'] = None; import econmt_runtime.library as it; it.start()"
     done = python_in(built, tmp_path, "-c", code)
-    assert "the C library _kernels is missing; install gcc, then econmt-runtime again" in done.stderr
+    assert (
+        f"the C library _kernels.{platforms.HERE}.so is missing; export the model again with" in done.stderr
+    )
 
 
 def test_all_distributions_have_the_same_licence() -> None:

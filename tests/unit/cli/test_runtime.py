@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,12 @@ from econmt.export.runtime import _signed, export_runtime
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.backends.c import library as structures
 from econmt_runtime import RuntimeInputError, library
-from econmt_runtime.__main__ import _listed, _translate, main
+from econmt_runtime.__main__ import _shown, main
 from econmt_runtime.arrays import read_arrays
+from econmt_runtime.lines import file_chunks
 from econmt_runtime.shapes import ShapeError, check_shapes
 from econmt_runtime.text import RuntimeWords, normalized, one_line
-from econmt_runtime.translator import RuntimeTranslation
+from econmt_runtime.translator import RuntimeTranslation, RuntimeTranslator
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
@@ -293,19 +293,19 @@ def test_every_array_is_compared_with_the_rest(
     for name, array in arrays.items():
         longer, shorter = np.concatenate([array, array[:1]]), array[:-1]
         for wrong in (longer, shorter, array[..., None], array.astype(np.float64)):
-            with pytest.raises(ShapeError):
+            with pytest.raises(ValueError):
                 check_shapes({**arrays, name: wrong}, config, *sizes)
         if array.dtype == np.int8:
-            with pytest.raises(ShapeError, match="contains -128"):
+            with pytest.raises(ValueError, match="contains -128"):
                 check_shapes({**arrays, name: np.full_like(array, -128)}, config, *sizes)
         if not name.endswith(".bias") and name not in OPTIONAL:
-            with pytest.raises((ShapeError, KeyError)):
+            with pytest.raises((ValueError, KeyError)):
                 check_shapes({key: value for key, value in arrays.items() if key != name}, config, *sizes)
     for changed in ({"size": 9}, {"size": 7}, {"layers": 2}, {"asked": -1}, {"asked": 8}):
-        with pytest.raises((ShapeError, KeyError)):
+        with pytest.raises((ValueError, KeyError)):
             check_shapes(arrays, {**config, "decoder": {**config["decoder"], **changed}}, *sizes)
     for wrong_sizes in ((sizes[0] + 1, sizes[1]), (sizes[0], sizes[1] - 1)):
-        with pytest.raises(ShapeError, match="but the vocabulary has"):
+        with pytest.raises(ValueError, match="but the vocabulary has"):
             check_shapes(arrays, config, *wrong_sizes)
 
 
@@ -355,7 +355,17 @@ def test_lists_of_the_best_are_those_of_econmt(
     text.write_text("\n".join(LINES) + "\n")
     expected = exact(folder).translate(LINES, nbest_size=2)
     monkeypatch.setattr(sys, "argv", ["runtime", "-i", str(text), "--nbest-size", "2"])
+    monkeypatch.setattr("econmt_runtime.lines._READ", 30)  # in blocks, whose lines are numbered on
+    seen: list[int] = []
+    translate = RuntimeTranslator.translate
+
+    def noted(translator: RuntimeTranslator, lines: list[str], first: int) -> list[RuntimeTranslation]:
+        seen.extend(range(first, first + len(lines)))
+        return translate(translator, lines, first)
+
+    monkeypatch.setattr(RuntimeTranslator, "translate", noted)
     assert main(str(made)) == 0
+    assert seen == [*range(1, len(LINES) + 1)]
     wanted = [row for number, each in enumerate(expected) for row in format_nbest(each, number)]
     found = capsys.readouterr().out.splitlines()
     assert len(found) == len(wanted) > len(LINES) + 3
@@ -367,18 +377,6 @@ def test_lists_of_the_best_are_those_of_econmt(
     monkeypatch.setattr(sys, "argv", ["runtime", "--score", "--nbest-size", "2"])
     with pytest.raises(SystemExit):
         main(str(made))
-
-
-def test_lines_are_numbered_on_from_block_to_block(capsys: pytest.CaptureFixture[str]) -> None:
-    firsts: list[int] = []
-
-    def translate(lines: list[str], first: int) -> list[str]:
-        firsts.append(first)
-        return lines
-
-    translator: Any = SimpleNamespace(translate=translate)
-    _translate(translator, [["a", "b"], ["c"]], lambda line, number: f"{number} {line}")
-    assert (firsts, capsys.readouterr().out) == ([1, 3], "0 a\n1 b\n2 c\n")
 
 
 def test_long_lines_are_warned_of(whole: Path) -> None:
@@ -444,7 +442,10 @@ def test_names_of_special_words_in_a_text_are_unknown_words(tmp_path: Path) -> N
 def test_what_a_line_or_a_list_cannot_hold_is_replaced() -> None:
     assert one_line(" a\rb\n c\r") == "a b  c"
     found = RuntimeTranslation("x ||| y", -0.5, -1.25)
-    assert _listed(found, 3) == "3 ||| x &#124;&#124;&#124; y ||| logprob= -1.250000 ||| -0.500000"
+    assert (
+        _shown(found, 3, 2, score=False)
+        == "3 ||| x &#124;&#124;&#124; y ||| logprob= -1.250000 ||| -0.500000"
+    )
 
 
 def test_text_is_normalised_alike() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.machinery
 import json
 import math
 import os
@@ -25,7 +24,8 @@ from econmt.data.text.vocabulary import SPECIAL_TOKENS, WordVocabulary
 from econmt.decoding.streams import read_chunks
 from econmt.errors import InputError
 from econmt.export.runtime import _signed, export_runtime
-from econmt_runtime import RuntimeInputError, lines
+from econmt_ops.backends.c import platforms
+from econmt_runtime import RuntimeInputError, library, lines
 from econmt_runtime.text import RuntimeWords
 from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
@@ -78,7 +78,7 @@ def test_lines_are_read_as_by_econmt(name: str, tmp_path: Path, monkeypatch: pyt
     for file, block in ((path, 1 << 17), (path, 1 if len(TEXTS[name]) < 100 else 1000), (packed, 1 << 17)):
         monkeypatch.setattr(lines, "_READ", block)
         assert ended(lines.file_chunks(file)) == ended(read_lines(file))
-    with path.open("rb") as one, path.open("rb") as other:
+    with path.open("rb") as one, path.open() as other:
         monkeypatch.setattr(sys, "stdin", other)
         assert ended(lines.input_chunks()) == ended(read_chunks(one.fileno(), 3))
 
@@ -346,7 +346,7 @@ def test_closed_streams_are_told(whole: Path) -> None:
 def test_any_python_finds_the_library_of_a_folder(whole: Path) -> None:
     # The name without the version of this Python: the library has no part of it.
     (path,) = (whole / "econmt_runtime").glob("_kernels*")
-    assert path.name == f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}"
+    assert path.name == f"_kernels.{library._HERE}.so" == f"_kernels.{platforms.HERE}.so"
 
 
 @pytest.mark.parametrize("package", ["numpy", "sentencepiece"])
