@@ -1210,8 +1210,8 @@ class Translator {
     const cap = this.model.config.max_input_length;
     const most = cap * CHARACTERS;
     const terms = this.glossary.occurrences(normalized(line));
-    const copied = !hasWords(line) && this.satisfies(this.model.target.encode(line), terms);
-    if (copied) return { ids: [], cut: false, terms: null };
+    const phrases = terms.map(({ phrase }) => phrase);
+    if (!hasWords(line) && this.satisfies(phrases.length ? this.model.target.encode(line) : [], phrases)) return { ids: [], cut: false, terms: null };
     let text = line;
     if (line.length > most) text = Array.from(line.slice(0, 2 * most)).slice(0, most).join("");
     text = normalized(text);

@@ -162,10 +162,9 @@ def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path:
 @pytest.mark.parametrize("variant", ["additive", "student", "gru-deep"])
 def test_8_bits(variant: str, subword_model: Path, call: Call, tmp_path: Path, use: Any) -> None:
     folder = random_model(subword_model, tmp_path / "model", variant)
-    small, lexicon = tmp_path / "small", tmp_path / "lexicon"
+    small, lexicon, made = (tmp_path / name for name in ("small", "lexicon", "runtime"))
     assert call("quantize", "-m", folder, "-o", small).code == 0
     write_random_lexicon(lexicon, folder)
-    made = tmp_path / "runtime"
     ended = call("export", "--runtime", small, made, "--lexicon", lexicon, "--lexicon-topk", 5)
     assert (ended.code, ended.lines) == (0, [str(made)]), ended.err
     model, scores = econmt.load(small, device="cpu"), set()
@@ -338,7 +337,6 @@ def test_options_out_of_range_are_refused(
         "--beam-size 0": "beam size 0: use a value from 1 to 64",
         "--shortlist -5": "shortlist -5: use 0",
         "--threads 0": "threads 0: use 1 or more",
-        "--threads -3": "threads -3: use 1 or more",
         "--nbest-size 0": "n-best size 0: use a value from 1 to the beam size, 2",
         "--nbest-size 6": "n-best size 6: use a value from 1 to the beam size, 2",
     }.items():
@@ -384,13 +382,12 @@ def test_long_lines_are_warned_of(whole: Path) -> None:
     translator = econmt_runtime.load(whole, beam_size=1, warn=said.append)
     translator.config |= {"max_length": 40, "max_input_length": 60}
     for words, blanks, warned in (
-        *((40, 0, ""), (41, 0, "41 source tokens, more than the 40 that the model was trained on")),
-        *(
-            (60, 0, "60 source"),
-            (61, 0, "only the beginning is translated"),
-            (3, 2995, ""),
-            (3, 2996, "only"),
-        ),
+        (40, 0, ""),
+        (41, 0, "41 source tokens, more than the 40 that the model was trained on"),
+        (60, 0, "60 source"),
+        (61, 0, "only the beginning is translated"),
+        (3, 2995, ""),
+        (3, 2996, "only"),
     ):
         said.clear()
         ids = translator._encode([" ".join(["a"] * words) + " " * blanks], 1)
@@ -424,12 +421,10 @@ def test_errors_count_all_lines_of_the_input(
 
 
 def test_structures_are_those_of_the_library() -> None:
-    assert MOST_RUNTIME_WORDS == library.MOST_WORDS
-    assert library.VERSION == structures._VERSION
+    assert (MOST_RUNTIME_WORDS, structures._VERSION) == (library.MOST_WORDS, library.VERSION)
     for name, fields in library.STRUCTURES.items():
-        assert [field.lstrip("*") for field in fields.split()] == [
-            field[0] for field in structures.structures()[name].kind._fields_
-        ]
+        expected = [field[0] for field in structures.structures()[name].kind._fields_]
+        assert [field.lstrip("*") for field in fields.split()] == expected
 
 
 def test_names_of_special_words_in_a_text_are_unknown_words(tmp_path: Path) -> None:

@@ -46,11 +46,10 @@ static INLINE void NAME(store)(void *to, int64_t at, const float *restrict from,
   }
 }
 
-/* 2^x = 2^(n + f) with |f| <= 1/2; the polynomial's relative error is 9e-8. x is clamped to [-125.5, 125.5], so that neither 2^x
- * nor 1 / (1 + 2^x) is denormal, which is slow to multiply. NaN gives NaN. */
+/* 2^x = 2^(n + f) with |f| <= 1/2; the polynomial's relative error is 9e-8. x is at most 125.5, and at least -125.5 is
+ * taken, so that neither 2^x nor 1 / (1 + 2^x) is denormal, which is slow to multiply. NaN gives NaN. */
 static INLINE float NAME(power_of_2)(float x) {
   x = x < -125.5f ? -125.5f : x;
-  x = x > 125.5f ? 125.5f : x;
   float shifted = x + 12582912.0f; /* 1.5 2^23: the sum's last bits are the nearest integer */
   float f = x - (shifted - 12582912.0f);
   float p = 0.0013264724f;
@@ -67,9 +66,9 @@ static INLINE float NAME(power_of_2)(float x) {
   return p * scale;
 }
 
-static INLINE float NAME(exponential)(float x) { return NAME(power_of_2)(x * 1.44269504f); }
+static INLINE float NAME(exponential)(float x) { return NAME(power_of_2)(x > 87.0f ? 125.5f : x * 1.44269504f); }
 
-/* 1 / (1 + 2^x), exactly 0 and 1 for large |x|: padded positions close their gates by large sums. */
+/* 1 / (1 + 2^x), exactly 0 and 1 for large |x|, where the power is not used: padded positions close their gates by large sums. */
 static INLINE float NAME(gate)(float x) {
   float result = 1.0f / (1.0f + NAME(power_of_2)(x));
   return x > 124.0f ? 0.0f : result;
