@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from econmt import memory
+import econmt_memory as memory
 from tests.unit.memory.account.test_programs import measured
 
 

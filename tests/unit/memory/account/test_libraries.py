@@ -112,6 +112,13 @@ def test_parallel_training_is_tracked_to_the_byte_and_predicted(is_sharded: bool
         step()
         with memory.track(model, optimizer) as account:
             step()
+        size = sum(each.nbytes for each in model.parameters()) // (1 + is_sharded)
+        categories = account.by_category()
+        assert categories["weights"] == size
+        assert 2 * size <= categories["optimizer state"] < 2.01 * size
+        assert [name.partition(".")[2] for name in account.by_module(2)][:2] == ["0", "1"]
+        # The buckets of gradients exist before the step.
+        assert is_sharded or categories["other"] >= size
         # Now and then, the process group makes some scalars of its own.
         assert account.peak_bytes == pytest.approx(counted_peak(lambda: training("plain", wrap)[2]), abs=12)
         assert predicted.peak_bytes == pytest.approx(account.peak_bytes, abs=12)
