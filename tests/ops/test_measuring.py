@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import econmt_ops
 from econmt_ops.dispatch import session as sessions
 from econmt_ops.dispatch.measurements import Store, machine
+from econmt_ops.dispatch.plans import Plans
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.dispatch.select import Problem, run
 from econmt_ops.dispatch.session import forget, measuring
@@ -162,6 +163,17 @@ def test_what_is_remembered_is_not_measured_again(clock: Clock) -> None:
         assert call(variable()) == "recompute"
     assert len(clock.measured) == 2
     assert call(variable()) == "reference"
+
+
+@pytest.mark.parametrize("remember", [True, False])
+def test_plans_of_calls_are_made_anew_after_measuring(clock: Clock, remember: bool) -> None:
+    plans: Plans[str] = Plans()
+    plans.add("call", "plan")
+    with measuring(remember=remember):
+        call(variable())
+        plans.add("call", "plan")
+    assert not plans
+    Plans._all.remove(plans)
 
 
 def test_another_machine_is_measured_for_itself(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

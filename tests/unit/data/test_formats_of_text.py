@@ -35,8 +35,12 @@ def memory(path: Path, *units: str, encoding: str = "utf-8", head: str = HEAD) -
     return Corpus(path, None, ("en", "de"))
 
 
+@pytest.mark.parametrize("block", [3, 1 << 16])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "iso-8859-1"])
-def test_units_become_pairs(tmp_path: Path, encoding: str) -> None:
+def test_units_become_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, block: int
+) -> None:
+    monkeypatch.setattr("econmt.data.text.tmx._BLOCK", block)
     units = (
         unit(en="A dog\n   runs &amp; barks.", fr="Un chien", de="Ein Hund läuft &#38; bellt."),
         unit(en="no translation", fr="non"),

@@ -39,6 +39,27 @@ def test_a_storage_lives_from_its_operator_to_its_last_reference() -> None:
     assert tracker.peak() == (160, 3)
 
 
+def test_a_repeated_body_counts_as_the_whole_loop() -> None:
+    """Bytes, and operations of each type, those before and a second body among them."""
+    left = torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.float64)
+
+    def body(number: int) -> Tensor:
+        return left[number] @ left[number].t()
+
+    with Tracker(CPU).recording() as whole:
+        kept = [body(0)] + [body(0) for _ in range(3)] + [body(1) for _ in range(2)] + [body(0)]
+    with Tracker(CPU).recording() as tracker:
+        kept += [body(0)]
+        with tracker.repeating(2):
+            kept += [body(0)]
+        with tracker.repeating(1):
+            kept += [body(1)]
+        kept += [body(0)]
+    assert tracker.flops == whole.flops == {torch.float32: 5 * 72, torch.float64: 2 * 72}
+    assert tracker.peak()[0] == whole.peak()[0] == (48 + 96) + 5 * 36 + 2 * 72
+    assert sizes(tracker)[-1] == sizes(whole)[-1]
+
+
 def test_views_results_in_place_and_shared_storages_count_once() -> None:
     base = torch.zeros(4, 4)
     with Tracker(CPU).recording() as tracker:
