@@ -59,6 +59,8 @@ def test_a_form_does_as_well(client: Client, model: TrainedModel) -> None:
     answer = client.ask("POST", "/translate", fields, {"Content-Type": FORM})
     best, other = (entry.text for entry in model.translate(["a b c"], nbest_size=2)[0].hypotheses)
     assert answer.json == {"translatedText": best, "alternatives": [other]}
+    blank = client.ask("POST", "/translate", b"q=&target=", {"Content-Type": FORM})
+    assert (blank.status, blank.json["translatedText"]) == (200, "")
 
 
 def test_details_hold_what_is_known_of_a_sentence(client: Client, model: TrainedModel) -> None:
