@@ -202,6 +202,38 @@ def test_floating_point_operations_of_products(rows: int, inner: int, columns: i
     assert tracker.flops[torch.bfloat16] == product
 
 
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_floating_point_operations_of_convolutions(
+    needed: tuple[bool, bool], groups: int, transposed: bool
+) -> None:
+    """Each weight meets each output, or each input if transposed; once more for each gradient that is needed."""
+    inputs = torch.ones(2, 4, 9, 9, requires_grad=needed[0])
+    kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    module = kind(4, 6, 3, stride=2, groups=groups, bias=not needed[1])
+    module.requires_grad_(needed[1])
+    with Tracker(CPU).recording() as tracker:
+        outputs = module(inputs)
+        forward = tracker.flops.total()
+        torch.autograd.backward(outputs.sum())
+    meetings = 2 * 9 * 9 * 4 * (6 // groups) if transposed else 2 * 4 * 4 * 6 * (4 // groups)
+    assert forward == 2 * meetings * 3 * 3
+    assert tracker.flops.total() == forward * (1 + sum(needed))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_floating_point_operations_of_attention(causal: bool) -> None:
+    """Two products as large as the scores, and five in the backward pass."""
+    query, key = torch.ones(2, 3, 5, 8, requires_grad=True), torch.ones(2, 3, 7, 8, requires_grad=True)
+    with Tracker(CPU).recording() as tracker:
+        outputs = torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=causal)
+        forward = tracker.flops.total()
+        torch.autograd.backward(outputs.sum())
+    scores = 2 * 3 * 5 * 7
+    assert (forward, tracker.flops.total()) == (2 * 2 * scores * 8, (2 + 5) * 2 * scores * 8)
+
+
 def test_floating_point_operations_of_lstms() -> None:
     lstm = torch.nn.LSTM(6, 5, batch_first=True, bidirectional=True)
     with Tracker(CPU).recording() as tracker:
