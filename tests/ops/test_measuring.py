@@ -229,6 +229,54 @@ def test_some_candidates_against_each_other(clock: Clock) -> None:
     assert samples == {"recompute/cells": (1.0,) * 3, "recompute/gates": (1.0,) * 3}
 
 
+def test_what_is_measured_now_stands_beside_what_was_before(clock: Clock) -> None:
+    clock.seconds = {"reference": 1.0, "recompute": 2.0}
+    with measuring(only=["recompute"]):
+        assert call(variable()) == "recompute"
+    for _ in range(2):
+        with measuring(only=["reference"]) as session:
+            assert call(variable()) == "reference"
+        (measurement,) = session.measurements.values()
+        assert measurement.records.keys() == {"reference", "recompute"}
+        forget()
+    assert clock.measured == [["recompute"], ["reference"]]
+
+
+def test_the_time_of_all_measurements_is_counted(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes half a second; the second begins when less than that is left, and takes its share of it."""
+    now = iter(0.25 * number for number in range(1000))
+    monkeypatch.setattr(sessions, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    with measuring(seconds=0.9, remember=False, share=0.25) as session:
+        labels = [call(variable(size)) for size in (4, 5, 6, 7)]
+    assert session.seconds == pytest.approx(0.5 * len(clock.measured))
+    assert (len(clock.measured), len(session.measurements)) == (2, 2)
+    assert labels[2:] == ["recompute", "recompute"]
+    assert clock.enough == pytest.approx([0.25, 0.25])
+
+
+def test_a_session_remembers_once(clock: Clock, tmp_path: Path) -> None:
+    with measuring() as session:
+        call(variable())
+    for path in [each for each in tmp_path.rglob("*") if each.is_file()]:
+        path.unlink()
+    session.remember()
+    assert Store().load(machine(CPU)) == {}
+
+
+@pytest.mark.parametrize("more", [-1, 0])
+def test_a_limit_of_bytes_may_be_reached(clock: Clock, more: int) -> None:
+    fastest = "recompute/gates"
+    clock.seconds = {fastest: 0.5}
+    with measuring(remember=False) as session:
+        assert call(variable(), op="lstm") == fastest
+    (measurement,) = session.measurements.values()
+    kept = measurement.records[fastest].bytes
+    assert kept > min(record.bytes for record in measurement.records.values())
+    with measuring(remember=False, byte_limit=kept + more):
+        assert (call(variable(), op="lstm") == fastest) == (more == 0)
+    assert clock.fits(fastest) == (more == 0)
+
+
 def test_compiled_only_if_asked_for(clock: Clock) -> None:
     clock.seconds = {"reference": 3.0, "recompute": 2.0, "compiled": 1.0}
     with measuring():
