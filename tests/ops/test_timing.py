@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,28 @@ def test_a_rule_that_keeps_too_much_is_not_preferred() -> None:
     assert decide({**records, "compiled": record(1.0, 10)}, "reference", 9) == "compiled", (
         "of two as lean ones"
     )
+
+
+def test_every_choice_of_three_is_that_of_the_definition() -> None:
+    """Times at the margin and equal ones, bytes at the limit and beyond it."""
+    names = "rule", "one", "other"
+    rows = list(product((96.0, 97.0, 100.0), (1, 2, 3)))
+    for limit in (None, 0, 1, 2):
+        for each in product(rows, repeat=3):
+            times, kept = (
+                {name: row[part] for name, row in zip(names, each, strict=True)} for part in (0, 1)
+            )
+            fitting = [name for name in names if limit is None or kept[name] <= limit]
+            if not fitting:
+                expected = sorted(
+                    names, key=lambda name, k=kept, t=times: (k[name], t[name], names.index(name))
+                )[0]
+            else:
+                expected = sorted(fitting, key=lambda name, t=times: (t[name], names.index(name)))[0]
+                if "rule" in fitting and times[expected] / times["rule"] >= 0.97:
+                    expected = "rule"
+            records = {name: MeasurementRecord(times[name], 0.0, 0.0, kept[name], 0.0) for name in names}
+            assert decide(records, "rule", limit) == expected, (limit, each)
 
 
 def test_what_is_added_is_found_on_the_same_machine_alone(tmp_path: Path) -> None:
