@@ -277,6 +277,29 @@ def test_a_limit_of_bytes_may_be_reached(clock: Clock, more: int) -> None:
     assert clock.fits(fastest) == (more == 0)
 
 
+@pytest.mark.parametrize("implementation", ["auto", "recompute"])
+def test_options_are_measured_of_named_implementations_too(clock: Clock, implementation: str) -> None:
+    ran: list[Candidate] = []
+
+    def with_candidate(candidate: Candidate, x: Tensor) -> Tensor:
+        ran.append(candidate)
+        return x.exp()
+
+    x = variable()
+    problem, options = Problem("wave", (x,), x.dtype, {"N": 4}, ""), [{"way": "a"}, {"way": "b"}]
+    run(problem, with_candidate, AVAILABLE, implementation, options=options)
+    assert (ran[-1].name, ran[-1].options) == ("recompute", {"way": "a"}), "the rule's comes first"
+    labels = [AVAILABLE["recompute"]._replace(options=option).label for option in options]
+    clock.seconds = {labels[1]: 0.5}
+    for _ in range(2):
+        with measuring():
+            run(problem, with_candidate, AVAILABLE, implementation, options=options)
+        assert (ran[-1].name, ran[-1].options) == ("recompute", {"way": "b"})
+    (measured,) = clock.measured
+    assert set(labels) <= set(measured)
+    assert len(measured) == (4 if implementation == "auto" else 2)
+
+
 def test_compiled_only_if_asked_for(clock: Clock) -> None:
     clock.seconds = {"reference": 3.0, "recompute": 2.0, "compiled": 1.0}
     with measuring():

@@ -276,11 +276,9 @@ def test_every_choice_of_three_is_that_of_the_definition() -> None:
             )
             fitting = [name for name in names if limit is None or kept[name] <= limit]
             if not fitting:
-                expected = sorted(
-                    names, key=lambda name, k=kept, t=times: (k[name], t[name], names.index(name))
-                )[0]
+                expected = min(names, key=lambda name, k=kept, t=times: (k[name], t[name], names.index(name)))
             else:
-                expected = sorted(fitting, key=lambda name, t=times: (t[name], names.index(name)))[0]
+                expected = min(fitting, key=lambda name, t=times: (t[name], names.index(name)))
                 if "rule" in fitting and times[expected] / times["rule"] >= 0.97:
                     expected = "rule"
             records = {name: MeasurementRecord(times[name], 0.0, 0.0, kept[name], 0.0) for name in names}

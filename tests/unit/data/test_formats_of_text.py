@@ -20,6 +20,11 @@ from econmt.errors import InputError
 HEAD = '<?xml version="1.0" encoding="{}"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
 
 
+@pytest.fixture(autouse=True)
+def _two_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.data.text.parquet._ROWS", 2)
+
+
 def unit(**sides: str) -> str:
     variants = "".join(
         f'<tuv xml:lang="{language.replace("_", "-")}"><prop type="x">no text</prop><seg>{text}</seg></tuv>'
