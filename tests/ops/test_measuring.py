@@ -205,8 +205,14 @@ def test_bytes_are_counted_and_limited(clock: Clock) -> None:
         assert call(variable(), op="lstm") == "recompute/gates"
 
 
-def test_a_recurrent_op_keeps_what_it_was_told_to(clock: Clock) -> None:
-    with measuring():
+@pytest.mark.parametrize("limit", [None, 10**6])
+def test_a_recurrent_op_keeps_what_it_was_told_to(clock: Clock, limit: int | None) -> None:
+    with measuring(byte_limit=limit):
+        if limit:
+            call(variable(), op="lstm", stash="cells")
+            call(torch.ones(4), op="lstm")
+            assert clock.measured == [["reference", "recompute/cells"], ["reference", "recompute"]]
+            return
         assert call(variable(), op="lstm") == "recompute/gates"
         assert call(variable(5), op="lstm", stash="cells") == "recompute/cells"
         assert call(torch.ones(4), op="lstm") == "reference"
@@ -298,6 +304,15 @@ def test_options_are_measured_of_named_implementations_too(clock: Clock, impleme
     (measured,) = clock.measured
     assert set(labels) <= set(measured)
     assert len(measured) == (4 if implementation == "auto" else 2)
+
+
+def test_times_of_what_is_not_there_are_left_aside(clock: Clock) -> None:
+    clock.seconds = {"reference": 3.0, "recompute": 2.0, "compiled": 1.0}
+    with measuring(compiled=True):
+        assert call(variable(), compiled=True) == "compiled"
+    assert call(variable()) == "recompute"
+    with measuring():
+        assert call(variable()) == "recompute"
 
 
 def test_compiled_only_if_asked_for(clock: Clock) -> None:
