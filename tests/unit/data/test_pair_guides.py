@@ -221,8 +221,16 @@ def test_words_of_tokens_are_those_of_the_text() -> None:
             check_words(vocabulary.encode("a b x"), vocabulary, words, "f:1")
 
 
-def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path) -> None:
+@pytest.mark.parametrize("tags", ["[]", "[<XX>, <XX>]"])
+def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path, tags: str) -> None:
+    """Words count without tags."""
+    words = len((text / "train.src").read_text().split("\n")[0].split())
     for name, line, message in (
+        (
+            "align",
+            f"{words}-0",
+            f"train.align:1: {words}-0 names source word {words}, but the sentence has {words} ",
+        ),
         ("align", "0-0 x-1", "train.align:1: expected pairs of words as 0-0 1-2, found 'x-1'"),
         ("weights", "nan", "train.weights:1: expected a weight from 0 to 4000, found 'nan'"),
         ("weights", "", "train.weights:1: expected a weight from 0 to 4000, found ''"),
@@ -231,7 +239,7 @@ def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path) -> None:
         before = path.read_text()
         path.write_text("\n".join([line, *before.split("\n")[1:]]))
         with pytest.raises(InputError, match=re.escape(message)):
-            made(make_recipe(SUBWORDS), text)
+            made(make_recipe(SUBWORDS, f"data.tags={tags}"), text)
         path.write_text(before)
 
 
