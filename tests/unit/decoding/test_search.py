@@ -139,29 +139,6 @@ def test_every_step_is_as_the_definition_has_it(
     assert model.rows == rows
 
 
-def test_a_search_that_is_decided_ends_at_once() -> None:
-    model = ToyModel(end_bias=30.0)
-    (found,) = search(model, [1], limit=50, beam_size=5)
-    assert found[0].ids == []
-    assert model.steps == 1
-
-
-def test_beam_one_is_greedy() -> None:
-    model = ToyModel(7)
-    for sentence, (hypothesis,) in enumerate(search(model, list(range(6)), limit=8, beam_size=1)):
-        ids: list[int] = []
-        prefix = 3
-        while len(ids) < 8:
-            table = model.table(sentence, prefix)
-            table[[0, 2]] = -torch.inf
-            token = int(table.argmax())
-            if token == EOS:
-                break
-            ids.append(token)
-            prefix = prefix * 7 + token + 1
-        assert hypothesis.ids == ids
-
-
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.7, 1.0])
 def test_a_length_has_the_same_penalty_wherever_it_is_asked_for(alpha: float) -> None:
     options = SearchOptions(length_penalty_alpha=alpha)
@@ -194,17 +171,6 @@ def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> No
             torch.testing.assert_close(hypothesis.attention, torch.stack(expected))
 
 
-def test_the_end_is_forced_at_the_limit_and_paid_for() -> None:
-    model, limits = ToyModel(end_bias=-20.0), [2, 5, 0]
-    for sentence, (hypothesis, *_) in enumerate(search(model, [0, 1, 2], limit=limits, beam_size=3)):
-        assert (len(hypothesis.ids), hypothesis.cut) == (limits[sentence], True)
-        expected = model.log_probability(sentence, tuple(hypothesis.ids))
-        assert expected < -15.0
-        assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
-    ((by_itself, *_),) = search(ToyModel(end_bias=5.0), [0], limit=6, beam_size=3)
-    assert not by_itself.cut
-
-
 def test_padding_and_begin_are_never_produced_but_unknown_may_be() -> None:
     class Odd(ToyModel):
         def table(self, sentence: int, prefix: int) -> torch.Tensor:
@@ -227,40 +193,6 @@ def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     assert model.held[:2] == [6, 6]
     assert model.held[-1] <= 2
     assert all(4 * after <= 3 * before for before, after in pairwise(model.held) if after != before)
-
-
-def test_an_ended_hypothesis_keeps_its_place() -> None:
-    class EndsOnce(ToyModel):
-        """The empty translation is the most probable one; the others do not end before their limit."""
-
-        def table(self, sentence: int, prefix: int) -> torch.Tensor:
-            logits = super().table(sentence, prefix)
-            logits[EOS] = 2.0 if prefix == 3 else -20.0
-            return logits.log_softmax(dim=0)
-
-    model = EndsOnce()
-    # A strong length penalty keeps the search going after that.
-    (found,) = search(model, [0], limit=5, beam_size=3, nbest_size=3, length_penalty_alpha=9.0)
-    assert model.rows == [1, 2, 2, 2, 2, 2]
-    assert sorted(len(hypothesis.ids) for hypothesis in found) == [0, 5, 5]
-
-
-def test_rows_follow_their_sentences_when_one_leaves_as_another_grows() -> None:
-    class Uneven(ToyModel):
-        """Sentence 1 ends at once."""
-
-        def table(self, sentence: int, prefix: int) -> torch.Tensor:
-            if sentence == 1:
-                return torch.tensor([-9.0, -9.0, -9.0, 9.0, -9.0, -9.0]).log_softmax(dim=0)
-            return super().table(sentence, prefix)
-
-    model = Uneven(end_bias=-6.0)
-    first, second = search(model, [1, 2], beam_size=2)
-    assert model.rows[:2] == [2, 2]
-    assert first[0].ids == []
-    (alone,) = search(Uneven(end_bias=-6.0), [2], beam_size=2)
-    assert second[0].ids == alone[0].ids
-    assert second[0].log_probability == pytest.approx(alone[0].log_probability, abs=1e-6)
 
 
 def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:
