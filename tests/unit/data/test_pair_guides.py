@@ -13,6 +13,7 @@ import torch
 
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
+from econmt.data.batching.pair_guides import PairGuides
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.text.guides import WEIGHT_UNIT, check_words, parse_links, parse_weight
 from econmt.data.text.source_factors import words_of_line
@@ -133,6 +134,21 @@ def test_batches_hold_what_the_files_say(
         links += check(batch, prepared, expected(text), "<XX>" if "<XX>" in overrides[-1] else "")
     assert links > 200
     assert batches.worst_batch().alignment is not None
+
+
+def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path) -> None:
+    """Ids of sources with factors are those of the tokens beside multiples of the vocabulary's size."""
+    prepared = made(make_recipe(SUBWORDS), text)
+    guides = PairGuides.of(prepared.train, prepared.train_links, prepared.vocabularies)
+    assert guides is not None
+    indices = np.arange(20)
+    plain = prepared.train.gather(indices)
+    shape = plain.source.shape[1] + 2, plain.target.shape[1] + 1
+    expected = guides.alignment(indices, plain, shape)
+    factored = plain._replace(source=plain.source + 3 * prepared.vocabularies.source.size)
+    np.testing.assert_array_equal(guides.alignment(indices, factored, shape), expected)
+    assert expected is not None
+    assert expected.any()
 
 
 def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -> None:
