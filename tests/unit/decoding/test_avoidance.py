@@ -151,6 +151,28 @@ def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_o
             assert not occurs(text.replace("<unk>", " "), "a"), text
 
 
+@pytest.mark.parametrize(("prefix", "expected"), [((), [[5]]), ((6,), [[6, 4, 5]])])
+def test_an_avoided_phrase_is_written_only_if_no_translation_has_ended(
+    prefix: tuple[int, ...], expected: list[list[int]]
+) -> None:
+    """The sentence must have a "b": it begins with one, or with "c a", behind which all words are avoided."""
+
+    class Model(ToyModel):
+        size = 7
+
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            best = {5: EOS, 6: 4}.get(prefix % 8 - 1, 5)
+            logits = torch.tensor([-9.0, -9.0, -9.0, -3.0, -4.0, -3.0, -2.0])
+            return logits.index_fill(0, torch.tensor(best), -0.1)
+
+    spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b", "c"]))
+    pairs = Avoidance(["a a", "a b", "a c", "c b", "c c", "<unk>"], spelling)
+    wish = DecodingConstraints((Phrase((5,), False),), prefix, (pairs,))
+    options = {"joins": spelling.joins, "beam_size": 2, "nbest_size": 2}
+    (found,) = search(Model(), [0], 6, constraints=[wish], **options)
+    assert [hypothesis.ids for hypothesis in found] == expected
+
+
 def test_no_n_gram_comes_twice() -> None:
     for width in (1, 2, 3):
         model, free = ToyModel(1, end_bias=-4.0), [DecodingConstraints()] * 4
