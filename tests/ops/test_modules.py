@@ -43,8 +43,6 @@ def test_lstm_refuses() -> None:
         module(torch.ones(5, 2, 3), (torch.ones(1, 5, 4), torch.ones(2, 5, 4)))
     with pytest.raises(RuntimeError, match=r"Expected hidden\[1\] size \(2, 5, 4\), got \[2, 5, 3\]"):
         module(torch.ones(5, 2, 3), (torch.ones(2, 5, 4), torch.ones(2, 5, 3)))
-    with pytest.raises(ValueError, match="unknown implementation 'slow'"):
-        LSTM(3, 4, implementation="slow")(torch.ones(5, 2, 3))
 
 
 @pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer_norm"])
@@ -175,6 +173,21 @@ def test_a_width_that_does_not_fit_the_classes_is_told() -> None:
     message = r"hidden must be \(..., H\) with H=4 and targets \(...\), got \(2, 3\) and \(2,\)"
     with pytest.raises(ValueError, match=message):
         econmt_ops.LinearCrossEntropy(4, 5)(torch.randn(2, 3), torch.zeros(2).long())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        AdditiveAttention(5, 5, 5, implementation="slow"),
+        AttentionalLSTM(5, 5, 5, 5, implementation="slow"),
+        *(kind(5, 5, implementation="slow") for kind in CellLayers.__subclasses__()),
+    ],
+    ids=repr,
+)
+def test_the_implementation_is_the_one_of_the_module(module: nn.Module) -> None:
+    tensors = [torch.ones(2, 3, 5)] * (1 if isinstance(module, CellLayers) else 2)
+    with pytest.raises(ValueError, match="unknown implementation 'slow'"):
+        module(*tensors)
 
 
 @pytest.mark.parametrize(

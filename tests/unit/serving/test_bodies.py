@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
+from econmt.errors import EconmtError, InputError
 from econmt_serve import bodies
+from econmt_serve.answers import refusal
 from econmt_serve.bodies import Bodies
+from econmt_serve.queries import read_upload
 from econmt_serve.settings import Refused
 
 FREE, COMMON = 10, 50
@@ -108,3 +112,34 @@ def test_two_bodies_share_the_bound(sizes: tuple[int, int], fits: bool) -> None:
         assert received._held == 0
 
     asyncio.run(run())
+
+
+def test_a_form_may_have_as_many_phrases_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the file and a glossary, wherever they are in it."""
+    monkeypatch.setattr("econmt_serve.queries.limits.PHRASES", 3)
+    border, phrases = b"\r\n--x\r\n", [("avoid", word) for word in ("Hund", "Katze", "Maus")]
+    for first in range(5):
+        fields = [*phrases[:first], ("glossary", "dog = Tier"), *phrases[first:]]
+        parts = [
+            f'Content-Disposition: form-data; name="{name}"\r\n\r\n{text}'.encode() for name, text in fields
+        ]
+        parts.insert(
+            first,
+            b'Content-Disposition: form-data; name="file"\r\nContent-Type: text/plain\r\n\r\na\r\n\r\nb',
+        )
+        form = border.join([b"", *parts])[2:] + b"\r\n--x--\r\n"
+        content, kind, rules = read_upload(form, "multipart/form-data; boundary=x", 100)
+        assert (content, kind) == (b"a\r\n\r\nb", "text/plain")
+        assert (rules.avoid, rules.glossary) == (["Hund", "Katze", "Maus"], {"dog": "Tier"})
+
+
+def test_answers_to_what_is_refused() -> None:
+    for error, status, headers in (
+        (Refused(413, "too long"), 413, {}),
+        (Refused(503, "busy", 7), 503, {"retry-after": "7"}),
+        (InputError("wrong"), 400, {}),
+        (EconmtError("broken"), 500, {}),
+    ):
+        answer = refusal(error)
+        assert (answer.status_code, json.loads(bytes(answer.body))) == (status, {"error": str(error)})
+        assert {name: value for name, value in answer.headers.items() if name == "retry-after"} == headers
