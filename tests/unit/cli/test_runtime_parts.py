@@ -15,6 +15,7 @@ from econmt_runtime import translator as translator_module
 from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.lines import decode_line, file_chunks
 from econmt_runtime.search import Options
+from econmt_runtime.text import RuntimeWords
 from econmt_runtime.translator import RuntimeTranslator
 
 
@@ -104,3 +105,12 @@ def test_batches_hold_as_many_rows_as_fit(monkeypatch: pytest.MonkeyPatch, beam_
         rows = {30: 4, 16: 4, 15: 4, 10: 6, 9: 6, 6: 10}.get(len(sources[batch[0]]), 12)
         assert len(batch) == max(1, rows // beam_size)
     assert len(batches[-1]) <= max(1, 12 // beam_size)
+
+
+@pytest.mark.parametrize("words", ["a\nb\na\n", "a\nb", "a\n\nb\n\n", "a\n<unk>\n"])
+def test_a_list_of_words_has_each_once_on_a_line(tmp_path: Path, words: str) -> None:
+    path = tmp_path / "words"
+    for text in (f"<pad>\n<unk>\n<s>\n</s>\n{words}", "<unk>\n<pad>\n<s>\n</s>\na\n"):
+        path.write_text(text)
+        with pytest.raises(RuntimeInputError, match="not a list of distinct words"):
+            RuntimeWords(path)
