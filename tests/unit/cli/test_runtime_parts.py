@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from econmt_runtime import launcher
 from econmt_runtime import lines as lines_module
 from econmt_runtime import translator as translator_module
 from econmt_runtime.errors import RuntimeInputError
@@ -114,3 +116,15 @@ def test_a_list_of_words_has_each_once_on_a_line(tmp_path: Path, words: str) -> 
         path.write_text(text)
         with pytest.raises(RuntimeInputError, match="not a list of distinct words"):
             RuntimeWords(path)
+
+
+def test_nothing_else_is_imported_from_a_folder_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys, "path", [str(tmp_path), "before", f"{tmp_path}/", str(tmp_path / "inside"), "after"]
+    )
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr("econmt_runtime.__main__.main", lambda folder: [folder, *sys.path])
+    found: object = launcher.run(tmp_path)
+    assert found == [str(tmp_path), "before", str(tmp_path / "inside"), "after"]
