@@ -79,6 +79,18 @@ def test_valid_and_test_keep_their_raw_lines(run: Prepare, corpus: Path) -> None
     assert len(prepared.test) == 7
 
 
+@pytest.mark.parametrize("train", [["short", "train"], ["train", "short"]])
+def test_filters_may_leave_out_all_of_one_text_but_not_of_all(
+    run: Prepare, corpus: Path, train: list[str]
+) -> None:
+    put(corpus, "short", "a\nb\n", "a\nb\n")
+    prepared = run(train=train, filters={"min_words": 2})
+    assert prepared.statistics["train"]["few_words"] == 2 + 200 - len(prepared.train)
+    assert len(prepared.train) > 100
+    with pytest.raises(InputError, match=r"short\.en"):
+        run(train=["short"], filters={"min_words": 2})
+
+
 def test_no_test_text(run: Prepare) -> None:
     prepared = run(test=None)
     assert prepared.test is None
