@@ -170,6 +170,19 @@ def test_a_norm_that_is_no_number_is_handed_out_and_not_hidden(device: str) -> N
         assert not bool(finite.any() if math.isnan(wrong) else finite.all())
 
 
+@pytest.mark.parametrize("lacking", ["exp_avg", "exp_avg_sq", "step"])
+def test_what_a_state_lacks_is_added_to_what_it_has(lacking: str) -> None:
+    parameter = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    optimizer = make([parameter], name="adam")
+    had = {"exp_avg": torch.full((3,), 2.0), "exp_avg_sq": torch.full((3,), 3.0), "step": torch.tensor(7.0)}
+    optimizer.state[parameter] = {name: value for name, value in had.items() if name != lacking}
+    optimizer.prepare()
+    found = optimizer.state[parameter]
+    assert found.keys() == had.keys()
+    for name, value in found.items():
+        assert torch.equal(value, torch.zeros_like(value) if name == lacking else had[name])
+
+
 def test_a_bound_holds_for_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     parameter = nn.Parameter(torch.zeros(2))
     optimizer = make([parameter], learning_rate=1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,48 @@ def test_every_other_option_makes_another_translator(
         changed = model.translator({}, **beside, **{name: value})
         assert changed is not usual, name
         assert model.translator({}, **beside, **{name: value}) is changed
+
+
+CALLS: list[dict[str, Any]] = [
+    {"nbest_size": 2},
+    {"beam_size": 1, "attention": False},
+    {"avoid": ["D", "C B"]},
+    {"glossary": Glossary({"a": "H"}), "length_penalty_alpha": 0.2},
+    {"sample": 0, "seed": 3, "nbest_size": 2},
+    {"sample": 2, "temperature": 0.5},
+    {"ban_unk": True, "min_output_length": 4, "max_input_length": 2},
+    {"markup": True, "restore_case": True},
+    {"split_sentences": True, "batch_size": 1},
+    {"block_ngram_repeat": 1, "replace_unk": True},
+]
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_a_call_leaves_nothing_to_the_next(word_model: Path, number: int) -> None:
+    """Each call, before and after another one, gives what it gives with a model of its own."""
+
+    def found(model: Any, call: dict[str, Any]) -> list[list[tuple[Any, ...]]]:
+        with warnings.catch_warnings(record=True):
+            made = model.translate([*LINES, "A B. <b>C</b> h {x}", "HALT AB"], **call)
+        return [[(each.text, each.score, each.tokens) for each in line.hypotheses] for line in made]
+
+    def load() -> Any:
+        return econmt.load(word_model, device="cpu", precision="float32")
+
+    model, other = load(), CALLS[(number + 3) % len(CALLS)]
+    expected = [found(load(), call) for call in (CALLS[number], other, {})]
+    assert [found(model, call) for call in (CALLS[number], other, {})] == expected
+    assert [found(model, call) for call in (CALLS[number], {}, other)] == [expected[at] for at in (0, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("inside", "beside", "avoided"), [(("A",), (), ("A",)), (("A",), ("B",), ("B",)), ((), ("B",), ("B",))]
+)
+def test_phrases_are_avoided_wherever_they_are_given(
+    word_model: Path, inside: tuple[str, ...], beside: tuple[str, ...], avoided: tuple[str, ...]
+) -> None:
+    made = econmt.load(word_model, device="cpu").translator({"avoid": inside}, avoid=beside)
+    assert made.options.avoid == avoided
 
 
 def test_one_model_serves_many_calls(model: econmt.TrainedModel) -> None:

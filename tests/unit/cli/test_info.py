@@ -198,6 +198,7 @@ def test_the_mean_of_the_last_checkpoints(call: Call, word_model: Path, tmp_path
     made = tmp_path / "average"
     ended = call("average", "-m", word_model, "-n", 2, "--strategy", "last", "-o", made)
     assert ended.lines == [str(made)]
+    assert (ended.err.count("averag"), "averaged the checkpoints of updates 6, 8" in ended.err) == (1, True)
     found = load_file(made / "params.best.safetensors")
     parts = [load_file(word_model / f"params.{update:05d}.safetensors") for update in (6, 8)]
     assert set(found) == set(parts[0])

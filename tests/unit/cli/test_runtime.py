@@ -33,7 +33,7 @@ from econmt_runtime import RuntimeInputError, library
 from econmt_runtime.__main__ import _shown, main
 from econmt_runtime.arrays import read_arrays
 from econmt_runtime.lines import file_chunks
-from econmt_runtime.shapes import ShapeError, check_shapes
+from econmt_runtime.shapes import check_shapes
 from econmt_runtime.text import RuntimeWords, normalized, one_line
 from econmt_runtime.translator import RuntimeTranslation, RuntimeTranslator
 from tests.conftest import econmt_environment

@@ -18,6 +18,12 @@ from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 
+
+@pytest.fixture(autouse=True)
+def _two_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", 2)
+
+
 SOURCES = ["a b c", "d", "h g f e d c", "b b", "a h"]
 
 
@@ -131,7 +137,9 @@ TEXT = "a b c\nd\n\nh g f e d\n"
 
 
 @pytest.fixture
-def lists(call: Call, word_model: Path, tmp_path: Path) -> Path:
+def lists(call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lists of a text, of which two are scored at a time."""
+    monkeypatch.setattr("econmt.cli.rerank.LISTS_AT_ONCE", 2)
     found = call("translate", "-m", word_model, "--nbest-size", 3, "--beam-size", 3, text=TEXT)
     path = tmp_path / "lists"
     path.write_text(found.out)

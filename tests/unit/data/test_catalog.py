@@ -238,6 +238,9 @@ def test_search_path_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("ECONMT_DATA", str(env))
     expected = [recipe, recipe.parent, data, env, tmp_path, tmp_path / "cache" / "data"]
     assert search_path(recipe, data) == [folder.resolve() for folder in expected]
+    monkeypatch.setenv("ECONMT_DATA", str(data))
+    expected = [recipe, recipe.parent, tmp_path, data, tmp_path / "cache" / "data"]
+    assert search_path(recipe, tmp_path) == expected, "each folder once"
     with pytest.raises(InputError, match="--data-dir nowhere: no such folder"):
         search_path(None, Path("nowhere"))
 

@@ -6,9 +6,12 @@ import errno
 import itertools
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,23 +79,78 @@ def test_what_a_running_process_fills_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "folder"])
 
 
-def test_a_folder_that_cannot_be_renamed_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+WRITING_CALLS = [(Path, name) for name in ("mkdir", "rename", "replace", "unlink", "open")]
+WRITING_CALLS += [(os, "fsync"), (os, "open"), (shutil, "rmtree")]
+
+
+def write_new(path: Path) -> None:
+    """Replaces a folder or file, whose content is called old."""
+    if path.name == "file":
+        write_atomically(path, b"new")
+        return
+    with whole_folder(path) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "new").write_bytes(b"")
+
+
+def read_back(path: Path) -> list[str]:
+    if path.name == "file":
+        return [path.read_text()]
+    return sorted(each.name for each in path.rglob("*") if each.is_file())
+
+
+@pytest.mark.parametrize("name", ["file", "folder"])
+@pytest.mark.parametrize("faults", [1, 99])
+def test_a_failing_call_leaves_the_old_or_the_new_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, faults: int
 ) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "old").write_bytes(b"")
-    rename = Path.rename
+    """Each call fails in turn, alone or with all that follow; what is there then is replaced as if nothing had been."""
+    calls, failing = 0, range(0)
 
-    def fails(path: Path, target: Path) -> Path:
-        if path.name.endswith(".partial"):
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(path, target)
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls - 1 in failing:
+                raise OSError(errno.EIO, "Input/output error")
+            return call(*arguments, **named)
 
-    monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(InputError, match="Input/output error"), whole_folder(tmp_path / "folder") as partial:
-        (partial / "new").write_bytes(b"")
-    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
-    assert names == ["folder", "folder/old"]
+        return run
+
+    with monkeypatch.context() as patch:
+        for owner, call in WRITING_CALLS:
+            patch.setattr(owner, call, counted(getattr(owner, call)))
+        path, at, told = tmp_path / "0" / name, 0, 0
+        while calls >= at:
+            failing, path = range(0), tmp_path / str(at) / name
+            path.parent.mkdir()
+            if name == "file":
+                path.write_bytes(b"old")
+                path.chmod(0o640)
+            else:
+                path.mkdir()
+                (path / "old").write_bytes(b"")
+            calls, failing = 0, range(at, at + faults)
+            with suppress(InputError):
+                write_new(path)
+                told -= 1
+            told, at, failing = told + 1, at + 1, range(0)
+            if path.exists():
+                assert read_back(path) in (["old"], ["new"])
+            else:  # the folder could not be put back, either
+                (aside,) = path.parent.glob(".folder.*.old")
+                assert faults > 1
+                assert read_back(aside) == ["old"]
+                aside.rename(path)
+            if faults == 1:
+                assert not [*path.parent.glob(".*.partial")]
+            for leftover in path.parent.glob(".*"):  # of a process that has ended
+                leftover.rename(leftover.with_name(leftover.name.replace(f".{os.getpid()}.", ".4194305.")))
+            write_new(path)
+            assert read_back(path) == ["new"]
+            assert [each.name for each in path.parent.iterdir()] == [name]
+            assert name == "folder" or path.stat().st_mode & 0o777 == 0o640
+        assert told > 3
 
 
 def test_a_folder_that_cannot_be_synced_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,6 +297,25 @@ def test_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Prepare) -
     assert not all(same)
     small = applied(maker, prepared, MARKUP, np.arange(260), (0, 0))
     assert np.array_equal(small.source, pairs.source)
+    for known, unknown_ids in (([5, 6], [5, UNK]), ([5, UNK], [5, 6])):
+        assert maker._changed(MARKUP, known, unknown_ids, [1]) == (known, unknown_ids)
+
+
+@pytest.mark.parametrize("kind", [UPPER, TITLE, TYPOS, EMOJI, MARKUP])
+def test_lengths_grow_as_those_of_the_store_and_never_fall(run: Prepare, kind: int) -> None:
+    """By a factor with capitals, else by a number of tokens."""
+    recipe, prepared = run(noise=ALL_NOISE)
+    capitals = kind in (UPPER, TITLE)
+
+    class Grows(NoiseMaker):
+        def _changed(self, kind: int, source: list[int], target: list[int], seed: object) -> Any:
+            return source * 2 if capitals else [*source, 5], target[1:]
+
+    maker = Grows(recipe.pairs.noise, prepared.vocabularies, [], prepared.train)
+    old, kinds = np.array([3, 10, 40]), np.array([kind, 0, kind], dtype=np.uint8)
+    source, target = maker.lengths(kinds, old, old, 50)
+    assert source.tolist() == ([6, 10, 50] if capitals else [4, 10, 41])
+    assert target.tolist() == [3, 10, 40]
 
 
 def test_tags_stay_before_noise(run: Prepare) -> None:

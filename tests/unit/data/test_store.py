@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.data.batching.store import PreparedData, RawText, open_prepared, prepare, store_folder
+from econmt.data.batching.store import (
+    PreparedData,
+    RawText,
+    _changed_setting,
+    _data_settings,
+    open_prepared,
+    prepare,
+    store_folder,
+)
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.text.filters import left_out
 from econmt.data.text.vocabulary import UNK
@@ -69,6 +77,18 @@ def test_valid_and_test_keep_their_raw_lines(run: Prepare, corpus: Path) -> None
     assert prepared.test_text.source == lines(corpus / "test.en")
     assert prepared.test is not None
     assert len(prepared.test) == 7
+
+
+@pytest.mark.parametrize("train", [["short", "train"], ["train", "short"]])
+def test_filters_may_leave_out_all_of_one_text_but_not_of_all(
+    run: Prepare, corpus: Path, train: list[str]
+) -> None:
+    put(corpus, "short", "a\nb\n", "a\nb\n")
+    prepared = run(train=train, filters={"min_words": 2})
+    assert prepared.statistics["train"]["few_words"] == 2 + 200 - len(prepared.train)
+    assert len(prepared.train) > 100
+    with pytest.raises(InputError, match=r"short\.en"):
+        run(train=["short"], filters={"min_words": 2})
 
 
 def test_no_test_text(run: Prepare) -> None:
@@ -139,6 +159,20 @@ class TestReuse:
         assert made(subwords={"type": "bpe", "size": 60, "dropout": 0.1}) == ""
         os.utime(corpus / "train.en", (1, 1))
         assert made() == ""
+
+    @pytest.mark.parametrize("changes", [{}, {"min_words": 2}, {"max_words": 3}])
+    def test_settings_that_a_store_lacks_had_their_defaults(
+        self, make_recipe: MakeRecipe, changes: dict[str, int]
+    ) -> None:
+        """A whole section and a key of one, which are newer than the store."""
+        data = make_recipe(filters=changes).data
+        for lacking in ("filters", "min_words"):
+            settings = _data_settings(data)
+            del (settings if lacking == "filters" else settings["filters"])[lacking]
+            said = _changed_setting({"data": settings}, data)
+            assert (said or "").startswith("data.filters changed from") == (
+                bool(changes) if lacking == "filters" else "min_words" in changes
+            )
 
     def test_text_in_another_folder(self, made: Callable[..., str], corpus: Path) -> None:
         for file in list(corpus.iterdir()):

@@ -42,12 +42,6 @@ def test_results_do_not_depend_on_the_batch(case: dict[str, Any]) -> None:
     toy.assert_alone_as_together(toy.ToyModel(7, end_bias=-0.5), SENTENCES, [toy.LIMIT] * 3, 0.0, **options)
 
 
-def test_the_least_length_moves_the_limit() -> None:
-    for found in toy.search(toy.ToyModel(1, end_bias=5.0), limit=1, min_output_length=6, beam_size=3):
-        assert [len(each.ids) for each in found] == [6]
-        assert found[0].cut
-
-
 def test_the_least_length_moves_the_limit_of_draws() -> None:
     options = SearchOptions(sample=0, nbest_size=3, min_output_length=6, attention=False)
     for found in sample(
@@ -88,28 +82,3 @@ def test_top_p_draws_from_the_fewest_tokens_that_reach_the_share() -> None:
         torch.testing.assert_close(counts, expected.float(), atol=0.04, rtol=0.0)
     assert set(draw(rows, uniform, 2, 1.0, 0.5).tolist()) == {1}  # 0.4 of 0.7
     assert set(draw(rows, uniform, 2, 1.0, 0.6).tolist()) == {1, 3}
-
-
-def test_the_first_whole_translation_may_be_the_last_step() -> None:
-    first, every = toy.ToyModel(3), toy.ToyModel(3)
-    found = toy.search(first, limit=10, beam_size=4, beam_search_stop="first")
-    best = toy.search(every, limit=10, beam_size=4)
-    assert first.steps < every.steps
-    assert all(len(hypotheses) == 1 for hypotheses in found)
-    assert all(one[0].score <= other[0].score for one, other in zip(found, best, strict=True))
-    assert any(one[0].score < other[0].score for one, other in zip(found, best, strict=True))
-    several = toy.ToyModel(3)
-    found = toy.search(several, limit=10, beam_size=4, nbest_size=3, beam_search_stop="first")
-    assert several.steps == first.steps, "the others need not have ended"
-
-
-def test_what_lies_far_behind_is_given_up() -> None:
-    rows = []
-    for prune in (0.0, 100.0, 1.0, 0.05):
-        model = toy.ToyModel(3)
-        found = toy.search(model, limit=10, beam_size=6, nbest_size=6, beam_prune=prune)
-        rows.append(sum(model.rows))
-        for hypotheses in found:
-            assert hypotheses
-            assert [each.score for each in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
-    assert rows[0] == rows[1] > rows[2] > rows[3]

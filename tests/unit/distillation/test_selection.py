@@ -17,6 +17,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from econmt.errors import InputError
+from econmt_distill import selection
 from econmt_distill.nearest import Candidates, choose, nearest
 from econmt_distill.opening import open_teacher
 from econmt_distill.selection import make_text
@@ -24,6 +25,12 @@ from econmt_distill.shards import Shards, _Estimate, duration
 from econmt_distill.teachers import TeacherChoice
 from tests.conftest import PATIENCE, econmt_environment
 from tests.unit.distillation.conftest import calls
+
+
+@pytest.fixture(autouse=True)
+def _two_lines_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_CHUNK", 2)
+
 
 LISTS = [
     ("a dog runs", ["ein Hund", "ein Hund rennt schnell", "der Hund rennt schnell los"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +83,61 @@ def test_the_measuring_process_gets_one_thread_and_its_task(
     assert {name: task["teacher"][name] for name in wanted} == wanted
     timing.timed(tmp_path / "runtime", [])
     assert json.loads((tmp_path / "task").read_text()) == {"runtime": str(tmp_path / "runtime"), "lines": []}
+
+
+OTHER: dict[str, tuple[object, bool]] = {
+    "folder": (Path("other"), False),  # its files are compared
+    "command": ("cat", True),
+    "beam_size": (3, True),
+    "nbest_size": (2, True),
+    "batch_size": (2, False),
+    "device": ("cuda", False),
+    "threads": (2, False),
+    "precision": ("float32", False),
+    "codes": (("en", "de"), True),
+}
+"""Another value of each field of a teacher, and True if translations depend on it."""
+
+
+def test_settings_name_what_translations_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("teacher", "other"):
+        Path(name).mkdir()
+        Path(name, "model.bin").touch()
+    teacher = TeacherChoice(folder=Path("teacher"), device="cpu")
+    assert {field.name for field in fields(TeacherChoice)} == OTHER.keys()
+    for name, (value, matters) in OTHER.items():
+        assert (replace(teacher, **{name: value}).settings != teacher.settings) == matters, name  # type: ignore[arg-type]
+    assert teacher.settings == {
+        "kind of teacher": "ctranslate2",
+        "--beam-size": "the model's",
+        "--nbest-size": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("beam", "wanted", "sizes"),
+    [
+        (None, None, (5, 5)),
+        (None, 5, (5, 5)),
+        (None, 2, (5, 2)),
+        (3, None, (3, 3)),
+        (3, 3, (3, 3)),
+        (8, None, (8, 5)),
+        (8, 8, (8, 8)),
+        (3, 4, None),
+        (None, 6, None),
+    ],
+)
+def test_several_translations_are_at_most_those_of_the_beam(
+    beam: int | None, wanted: int | None, sizes: tuple[int, int] | None
+) -> None:
+    teacher = TeacherChoice(command="cat", beam_size=beam)
+    if sizes is None:
+        with pytest.raises(EconmtError, match=f"--nbest-size {wanted}: more than the teacher's beam size of"):
+            teacher.with_nbest(wanted)
+    else:
+        assert teacher.with_nbest(wanted) == replace(teacher, beam_size=sizes[0], nbest_size=sizes[1])
 
 
 LINES = ["a b c", "", "d e", "a " * 1200, "h g f e d c b a", "b " * 1001]

@@ -39,6 +39,27 @@ def test_a_storage_lives_from_its_operator_to_its_last_reference() -> None:
     assert tracker.peak() == (160, 3)
 
 
+def test_a_repeated_body_counts_as_the_whole_loop() -> None:
+    """Bytes, and operations of each type, those before and a second body among them."""
+    left = torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.float64)
+
+    def body(number: int) -> Tensor:
+        return left[number] @ left[number].t()
+
+    with Tracker(CPU).recording() as whole:
+        kept = [body(0)] + [body(0) for _ in range(3)] + [body(1) for _ in range(2)] + [body(0)]
+    with Tracker(CPU).recording() as tracker:
+        kept += [body(0)]
+        with tracker.repeating(2):
+            kept += [body(0)]
+        with tracker.repeating(1):
+            kept += [body(1)]
+        kept += [body(0)]
+    assert tracker.flops == whole.flops == {torch.float32: 5 * 72, torch.float64: 2 * 72}
+    assert tracker.peak()[0] == whole.peak()[0] == (48 + 96) + 5 * 36 + 2 * 72
+    assert sizes(tracker)[-1] == sizes(whole)[-1]
+
+
 def test_views_results_in_place_and_shared_storages_count_once() -> None:
     base = torch.zeros(4, 4)
     with Tracker(CPU).recording() as tracker:
@@ -179,6 +200,38 @@ def test_floating_point_operations_of_products(rows: int, inner: int, columns: i
     product = 2 * rows * inner * columns
     assert tracker.flops[torch.float32] == 7 * product + 2 * rows * inner
     assert tracker.flops[torch.bfloat16] == product
+
+
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_floating_point_operations_of_convolutions(
+    needed: tuple[bool, bool], groups: int, transposed: bool
+) -> None:
+    """Each weight meets each output, or each input if transposed; once more for each gradient that is needed."""
+    inputs = torch.ones(2, 4, 9, 9, requires_grad=needed[0])
+    kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    module = kind(4, 6, 3, stride=2, groups=groups, bias=not needed[1])
+    module.requires_grad_(needed[1])
+    with Tracker(CPU).recording() as tracker:
+        outputs = module(inputs)
+        forward = tracker.flops.total()
+        torch.autograd.backward(outputs.sum())
+    meetings = 2 * 9 * 9 * 4 * (6 // groups) if transposed else 2 * 4 * 4 * 6 * (4 // groups)
+    assert forward == 2 * meetings * 3 * 3
+    assert tracker.flops.total() == forward * (1 + sum(needed))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_floating_point_operations_of_attention(causal: bool) -> None:
+    """Two products as large as the scores, and five in the backward pass."""
+    query, key = torch.ones(2, 3, 5, 8, requires_grad=True), torch.ones(2, 3, 7, 8, requires_grad=True)
+    with Tracker(CPU).recording() as tracker:
+        outputs = torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=causal)
+        forward = tracker.flops.total()
+        torch.autograd.backward(outputs.sum())
+    scores = 2 * 3 * 5 * 7
+    assert (forward, tracker.flops.total()) == (2 * 2 * scores * 8, (2 + 5) * 2 * scores * 8)
 
 
 def test_floating_point_operations_of_lstms() -> None:

@@ -64,7 +64,7 @@ def test_a_client_may_ask_so_often_and_again_when_time_has_passed() -> None:
     now = [0.0]
     rates = Rates(3, lambda: now[0])
     rates.take("b")
-    for moment, taken in ((0.0, 3), (19.9, 0), (20.1, 1), (1000.0, 3)):
+    for moment, taken in ((0.0, 3), (19.9, 0), (20.0, 1), (1000.0, 3)):
         now[0] = moment
         for _ in range(taken):
             rates.take("a", 0.0)  # which counts nothing

@@ -87,6 +87,14 @@ def test_a_document_keeps_all_but_its_text() -> None:
     assert without.sub("T", xml) == without.sub("T", HEAD + BODY + TAIL)
 
 
+@pytest.mark.parametrize("element", ["tab", "br", "cr"])
+def test_a_line_ends_at_breaks_within_runs_alone(element: str) -> None:
+    body = f"<w:p><w:pPr><w:tabs><w:{element}/></w:tabs></w:pPr><w:r><w:t>a dog</w:t><w:{element}/><w:t>runs</w:t></w:r></w:p>"
+    assert [each.text for each in WordDocument(document(body), SPLIT).sentences] == ["a dog", "runs"]
+    body = "<w:p><w:r><w:t>a dog </w:t></w:r><w:r><w:t>runs</w:t></w:r></w:p>"
+    assert [each.text for each in WordDocument(document(body), SPLIT).sentences] == ["a dog runs"]
+
+
 def test_a_format_that_would_move_is_given_up_but_no_word() -> None:
     read = WordDocument(document(), SPLIT)
     made = [same(each.text) for each in read.sentences]

@@ -14,6 +14,7 @@ import pytest
 
 import econmt
 from econmt.api import TrainedModel, saved_model
+from econmt.api.requests import Glossary, constraint_tokens
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.decoding.translation import Translation
 from econmt.errors import InputError
@@ -130,6 +131,18 @@ def test_few_searches_are_kept_whatever_is_asked(folder: Path, model: TrainedMod
             assert isinstance(answer, Translation)
             assert [each.text for each in answer.hypotheses] == [each.text for each in expected]
     assert len(served.loaded._translators) == 3
+
+
+def test_lists_of_the_server_count_in_plain_requests(folder: Path) -> None:
+    """A term as long as any translation may be fits, a longer one does not."""
+    translator = econmt.load(folder).translator({})
+    _, most = constraint_tokens(translator, econmt.Request("a"))
+    for count in (most, most + 1):
+        settings = Settings(glossary=Glossary({"a": " ".join("A" * count)}))
+        loaded = Served([folder], settings, partial(econmt.load, precision="float32")).loaded
+        answers = loaded.translate([econmt.Request("a"), econmt.Request("b")], TranslationJob())
+        assert isinstance(answers[1], Translation)
+        assert isinstance(answers[0], Refused) == (count > most)
 
 
 def test_a_model_of_the_hub_is_served_from_its_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,7 @@ def with_table(**settings: Any) -> Callable[[Test], Callable[[], None]]:
 
 @with_table()
 async def test_those_of_like_length_go_with_the_one_that_waits_longest(table: Table) -> None:
+    """The metrics count them, and the first one."""
     await table.busy()
     lengths = [5, 50, 6, 49, 4, 51, 7, 48, 5]
     jobs = [table.job(f"{tokens}-{number}", tokens) for number, tokens in enumerate(lengths)]
@@ -105,6 +106,16 @@ async def test_those_of_like_length_go_with_the_one_that_waits_longest(table: Ta
     batches = [sorted(int(text.split("-")[0]) for text in batch) for batch in table.fake.batches[1:]]
     assert batches == [[4, 5, 5, 6], [48, 49, 50, 51], [7]]
     assert table.fake.threads == {"translating_0"}
+    counted = table.scheduler._metrics.text().decode()
+    for line in (
+        "sentences_total 10.0",
+        "source_tokens_total 226.0",
+        "batch_sentences_sum 10.0",
+        "batch_seconds_count 4.0",
+    ):
+        assert f"\neconmt_{line}\n" in counted
+    assert 'econmt_batch_sentences_bucket{le="1.0"} 2.0' in counted
+    assert "econmt_waiting_sentences 0.0" in counted
 
 
 @with_table()

@@ -64,6 +64,8 @@ def test_a_form_does_as_well(client: Client, model: TrainedModel) -> None:
         client.post("/translate", **fields, format=None),
     ):
         assert answer.json == {"translatedText": best, "alternatives": [other]}
+    blank = client.ask("POST", "/translate", b"q=&target=", {"Content-Type": FORM})
+    assert (blank.status, blank.json["translatedText"]) == (200, "")
 
 
 def test_details_hold_what_is_known_of_a_sentence(client: Client, model: TrainedModel) -> None:

@@ -260,14 +260,21 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(copy: Run, number: i
 
 
 def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> None:
-    """What was set aside the first time gives way."""
-    state = copy.folder.state(Commit(8, True))
+    """What was set aside the first time gives way; a newer one that is damaged too goes with it."""
+    state, newer = (copy.folder.state(commit) for commit in (Commit(8, True), Commit(9, False)))
     aside = shutil.copytree(state, state.with_name(f"{state.name}.damaged"))
     (state / "state.json").write_text("broken again")
-    commit, _ = recover(copy.folder, 2, False)
+    shutil.copytree(state, newer)
+    commit, notes = recover(copy.folder, 2, False)
     assert commit == Commit(6, True)
-    assert (aside / "state.json").read_text() == "broken again"
-    assert not state.exists()
+    assert [note.partition(" cannot")[0] for note in notes] == [
+        "the state of update 9",
+        "the state of update 8",
+        "using the previous state instead, of update 6",
+    ]
+    for path in (aside, newer.with_name(f"{newer.name}.damaged")):
+        assert (path / "state.json").read_text() == "broken again"
+    assert copy.folder.commits() == [commit]
 
 
 def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
@@ -275,6 +282,9 @@ def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
     state = checkpoints.load_state(copy.folder, Commit(8, True))
     old = shutil.copytree(copy.folder.state(Commit(6, True)), copy.folder.state(Commit(2, True)))
     left = shutil.copytree(old, old.with_name(f"{old.name}.tmp"))
+    shutil.copytree(
+        old, copy.folder.state(Commit(7, False))
+    )  # of an interruption, which the last one follows
     aside = copy.folder.state(Commit(8, True)).with_name("00008.damaged")
     aside.mkdir()
     recovery.finish_commit(copy.folder, state, 8, False)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -223,13 +225,21 @@ def test_time_left_is_by_the_pace_of_the_last_minutes() -> None:
     assert found == pytest.approx(4.0)
 
 
-def test_the_pace_is_measured_over_minutes_of_long_updates_too() -> None:
-    pace, seconds = Pace(), 0.0
-    for update in range(1, 20):
-        seconds += 50.0 if update % 2 else 150.0
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1.0, 60.0, 90.0, 180.0, 400.0]), st.integers(0, 2)), max_size=20)
+)
+def test_the_pace_is_from_the_last_sample_that_is_minutes_old(steps: list[tuple[float, int]]) -> None:
+    """Samples are taken at new updates; at least the last two count."""
+    pace, samples = Pace(), [(1000.0, 100)]
+    assert pace.seconds_per_update(1000.0, 100) == 10.0
+    seconds, update = samples[0]
+    for more_seconds, more_updates in steps:
+        seconds, update = seconds + more_seconds, update + more_updates
+        samples += [(seconds, update)] if more_updates else []
         found = pace.seconds_per_update(seconds, update)
-        if seconds > 400.0:
-            assert found == pytest.approx(100.0), "of both kinds of updates, not of the last one alone"
+        old = [each for each in samples[1:-1] if seconds - each[0] >= 180.0]
+        (began, first), (now, last) = (old or samples)[-1 if old else 0], samples[-1]
+        assert found == ((now - began) / (last - first) if last > first else seconds / update)
 
 
 def test_a_rank_is_judged_by_the_time_since_the_report_before() -> None:

@@ -27,6 +27,11 @@ from tests.unit.engine.toy import assert_same_bits
 METADATA = {"format": "econmt-1", "update": "3", "zeta": "z", "alpha": "ä"}
 
 
+@pytest.fixture(autouse=True)
+def _few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.checkpoint.tensor_files._BLOCK", 37)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A file of tensors."""

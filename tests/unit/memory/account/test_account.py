@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -158,6 +158,21 @@ def test_a_tracked_step_computes_the_same_bits(name: str) -> None:
         results.append([parameter.detach() for parameter in case.model.parameters()])
     for plain, followed in zip(*results, strict=True):
         assert torch.equal(plain, followed)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_compiled_module_is_entered_and_then_as_before(fails: bool) -> None:
+    model = nn.Sequential(nn.Linear(40, 50), nn.Tanh())
+    compiled = model[0]._call_impl
+    model[0]._compiled_call_impl = compiled
+    for _ in range(2):
+        with suppress(KeyError), memory.track(model) as account:
+            model(torch.ones(8, 40)).sum().backward()
+            if fails:
+                raise KeyError
+        assert model[0]._compiled_call_impl is compiled
+        assert account.by_module()["0"]["weights"] == 4 * 50 * 41
+        assert "0 is compiled: what it computes is one row." in account.notes
 
 
 @pytest.mark.slow

@@ -207,6 +207,12 @@ def test_an_error_of_the_program_leaves_the_account() -> None:
         _ = case.loss().item() / 0
     assert account.notes == ["The step ended with ZeroDivisionError; the account counts until then."]
     assert account.by_category()["weights"] == sum(each.nbytes for each in case.model.parameters())
+    with pytest.raises(KeyboardInterrupt), memory.track(case.model):
+        raise KeyboardInterrupt
+    with memory.track(case.model) as again:
+        _ = case.loss().item()
+    assert again.notes == []
+    assert (again.peak_bytes, again.by_category()) == (account.peak_bytes, account.by_category())
 
 
 def blocks(file: str, kind: str = "python") -> list[str]:

@@ -469,6 +469,32 @@ def test_a_prediction_says_that_gradients_are_sparse(sparse: bool) -> None:
     model, rows = nn.Embedding(100, 8, sparse=sparse), torch.arange(50)
     predicted = memory.predict(lambda: model(rows).sum().backward(), model, device="cpu")
     assert any("Gradients are sparse" in note for note in predicted.notes) == sparse
+    found = measured(lambda: backward_pass(model, rows), model)
+    # Of 50 rows, values of eight times four bytes and an index of eight.
+    assert found.by_category()["gradients"] == (50 * (32 + 8) if sparse else 100 * 32)
+
+
+def backward_pass(model: nn.Module, inputs: Tensor) -> None:
+    model.zero_grad()
+    model(inputs).sum().backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_first_step_alone_takes_is_not_predicted(device: str) -> None:
+    model, inputs, steps = nn.Linear(64, 64), torch.zeros(4, 64), list[int]()
+
+    def predicted(bytes_of_first: int) -> tuple[int, int | None, int | None]:
+        def step() -> None:
+            if not steps:
+                torch.zeros(bytes_of_first, dtype=torch.uint8)
+            steps.append(1)
+            backward_pass(model, inputs)
+
+        steps.clear()
+        account = memory.predict(step, model, device=device)
+        return account.peak_bytes, account.ledger.allocated, account.by_category()["gradients"]
+
+    assert predicted(10**9) == predicted(0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
