@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+import econmt_ops
 from econmt_ops import additive_attention
 from econmt_ops.backends import c as native
 from econmt_ops.core import chunks
@@ -157,3 +158,17 @@ def test_scores_accumulate_in_float32(dtype: torch.dtype, implementation: str, d
     query = torch.zeros(1, 1, 1024, dtype=dtype, device=device)
     _, weights = additive_attention(query, keys, keys, weight, lengths=None, implementation=implementation)
     helpers.assert_close([weights[0, 0]], [torch.tensor([4.0, 0.0], device=device).softmax(0)], 4e-3)
+
+
+def test_gradients_of_many_blocks_are_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step adds about as much to a weight; in bfloat16 the sum would stop at 256 steps."""
+    monkeypatch.setattr(chunks, "_BLOCK_BYTES", 1)
+    wanted = []
+    for dtype, implementation in ((torch.float32, "auto"), (torch.bfloat16, "recompute")):
+        parts = [torch.full(shape, 0.25, dtype=dtype) for shape in ((6, 1), (6, 2), (6,), (6,))]
+        weights = econmt_ops.GRUWeights(*(part.requires_grad_() for part in parts))
+        inputs = torch.ones(1, 400, 1, dtype=dtype)
+        outputs, _ = econmt_ops.gru(inputs, (weights,), implementation=implementation)
+        wanted.append([part.float() for part in torch.autograd.grad(outputs.sum(), parts)])
+    for exact, found in zip(*wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=0.0, atol=0.1 * float(exact.max()))

@@ -5,7 +5,8 @@ import torch
 
 from econmt_ops import attentional_lstm, dropout_mask
 from econmt_ops.products.dropout import RowsSeed, apply_dropout, derive_seed, dropout, keep_mask
-from econmt_ops.products.stack import StackOptions
+from econmt_ops.products.reversal import reverse_rows
+from econmt_ops.products.stack import StackOptions, run_stack
 from tests.ops.cases import CASES, Sizes
 from tests.ops.helpers import Make
 
@@ -139,3 +140,18 @@ def test_a_decoder_drops_in_some_rows_what_it_drops_in_all(implementation: str) 
     whole = run(slice(None), 9)
     torch.testing.assert_close(run(slice(2, 4), RowsSeed(9, 2)), whole[2:4])
     assert not torch.allclose(run(slice(2, 4), 9), whole[2:4])
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2, 0])])
+@pytest.mark.parametrize("reverses", [False, True])
+def test_masks_are_of_positions_in_either_direction(lengths: torch.Tensor | None, reverses: bool) -> None:
+    """Of layers that add up what they have read."""
+    options, inputs = StackOptions(lengths=lengths, dropout=0.5, seed=7), torch.ones(3, 4, 5)
+    found, _ = run_stack(lambda number, read: (read.cumsum(1), number), inputs, 3, options, reverses=reverses)
+    expected = inputs
+    for mask in options.keep_masks(3, (3, 4, 5), torch.device("cpu")):
+        given = expected if mask is None else 2.0 * mask * expected
+        rows = reverse_rows(given, lengths) if reverses else given
+        expected = reverse_rows(rows.cumsum(1), lengths) if reverses else rows.cumsum(1)
+    valid = torch.arange(4) < (torch.tensor([4, 4, 4]) if lengths is None else lengths)[:, None]
+    assert torch.equal(found[valid], expected[valid])

@@ -73,10 +73,12 @@ def test_a_sparse_gradient_is_a_dense_one_with_zeros(
             torch.testing.assert_close(value, theirs[name], **near)
 
 
-def test_rows_that_repeat_or_are_in_no_order_are_summed() -> None:
+@pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2]], ids=["none", "of one word twice"])
+def test_rows_that_repeat_or_are_in_no_order_are_summed(order: list[int]) -> None:
     matrix = nn.Parameter(torch.zeros(5, 2))
     optimizer = make([matrix], learning_rate=1.0)
     places, values = torch.tensor([[3, 1, 3]]), torch.tensor([[1.0, 2.0], [30.0, 40.0], [5.0, 6.0]])
+    places, values = places[:, order], values[order]
     matrix.grad = torch.sparse_coo_tensor(places, values, (5, 2), check_invariants=False)
     expected = torch.tensor([30.0, 40.0, 6.0, 8.0])
     assert float(optimizer.clip("none", 1.0)) == pytest.approx(float(expected.norm()))

@@ -281,3 +281,16 @@ def test_versions_of_torch_without_a_setting_for_recurrent_layers(
     monkeypatch.setattr(precision, "_get_precision", None)
     with torch.backends.cudnn.flags(allow_tf32=allowed):
         assert recurrent_tf32() is allowed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_end_of_a_search_is_heard_after_it(number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, _: heard.append(number))
+    try:
+        with _signals_wait():
+            signal.raise_signal(number)
+            assert not heard
+        assert heard == [number]
+    finally:
+        signal.signal(number, before)

@@ -124,6 +124,8 @@ OVERRIDES = {
     "model.encoder.size=abc": ": expected a whole number, found the text 'abc'",
     "model.encoder.size=7": "model.encoder: size 7 must be even: a bidirectional layer has half of it in each "
     "direction",
+    "model.encoder={size: 7, bidirectional: all}": "model.encoder: size 7 must be even: a bidirectional layer has half "
+    "of it in each direction",
     "model.encoder.residual=yes": ": expected true or false, found the text 'yes'",
     "model.embedding=true": ": expected a whole number, found true",
     "model.dropout=1": ": must be less than 1.0, found 1",

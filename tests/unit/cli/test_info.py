@@ -62,7 +62,10 @@ def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Pa
 
 
 def test_an_unfinished_run_can_be_resumed(call: Call, copy: Path) -> None:
-    (copy / "results.json").unlink(missing_ok=True)
+    results = json.loads((copy / "results.json").read_text())
+    (copy / "results.json").write_text(json.dumps(results | {"update": 4}))
+    assert json.loads(call("info", copy, "--json").out)["finished"] is False, "its former end was at 4"
+    (copy / "results.json").unlink()
     assert "training has not ended at update 8" in call("info", copy).out
     assert "can be resumed" in " ".join(call("info", copy).out.split())
 

@@ -195,6 +195,11 @@ def test_lexicons_hold_every_id(word_model: Path, tmp_path: Path, size: int) -> 
     stored = read_arrays(made / "arrays.safetensors")["lexicon"]
     assert stored.dtype == (np.int16 if size == 32_768 else np.int32)
     assert (stored == last).all()
+    config, arrays = json.loads((made / "model.json").read_text()), read_arrays(made / "arrays.safetensors")
+    for wrong in (size, -1):
+        arrays["lexicon"] = np.full(stored.shape, wrong, np.int32)
+        with pytest.raises(ValueError, match="'lexicon' contains word ids outside of the vocabulary"):
+            check_shapes(arrays, config, *sizes)
     allowed = econmt_runtime.load(made)._allowed(np.array([[5, 6, 3]]))
     assert np.flatnonzero(allowed[0]).tolist() == [0, 1, 2, 3, last]
     found = econmt_runtime.load(made).translate(LINES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import subprocess
@@ -140,7 +141,8 @@ TEXT = "a b c\nd\n\nh g f e d\n"
 def lists(call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Lists of a text, of which two are scored at a time."""
     monkeypatch.setattr("econmt.cli.rerank.LISTS_AT_ONCE", 2)
-    found = call("translate", "-m", word_model, "--nbest-size", 3, "--beam-size", 3, text=TEXT)
+    options = "translate --nbest-size 3 --beam-size 3 --chunk-size 3 -m"
+    found = call(options, word_model, text=TEXT)
     path = tmp_path / "lists"
     path.write_text(found.out)
     (tmp_path / "source").write_text(TEXT)
@@ -256,6 +258,9 @@ def test_the_language_chooses_the_tokenizer(call: Call, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("一只狗在草地跑。\n", encoding="utf-8")
     given = ("evaluate", "-r", tmp_path / "test.zh", "-i", tmp_path / "out", "--metrics", "bleu")
     assert "|tok:zh|" in call(*given).out
+    (tmp_path / "test.zh.gz").write_bytes(gzip.compress((tmp_path / "test.zh").read_bytes()))
+    packed = call("evaluate", "-r", tmp_path / "test.zh.gz", "-i", tmp_path / "out", "--metrics", "bleu")
+    assert packed.out == call(*given).out
     assert "|tok:char|" in call(*given, "-l", "th").out
     assert "|tok:13a|" in call(*given, "--tokenize", "13a").out
 

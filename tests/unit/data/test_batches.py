@@ -212,12 +212,16 @@ def test_many_derived_shapes_hold_all_pairs_in_full_batches(tmp_path: Path, batc
         assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
 
 
-def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore) -> None:
+def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Path) -> None:
     def volume(batch: Batch) -> int:
         return batch.source.numel() * batch.target_output.shape[1]
 
-    for size in (SENTENCES, WORDS):
-        stream = iterator(store, size)
+    (tmp_path / "oblong").mkdir()
+    oblong = store_of(
+        tmp_path / "oblong", [(30, 2)] * 8 + [(10, 10)] * 8
+    )  # the longer ones make the smaller batch
+    for size, pairs in ((SENTENCES, store), (WORDS, store), (SENTENCES, oblong)):
+        stream = iterator(pairs, size)
         assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))
         assert stream.state_dict()["position"] == 0
 

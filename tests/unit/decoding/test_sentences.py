@@ -54,6 +54,8 @@ TEXTS = [
     ("en", "He won.|#2 is next.|It costs money.|$5 is enough.|Great!|🇩🇪 won.|@tom is here."),
     ("en", "* Item.|• Next.|**Bold** text.|_So_ it is.|He is **bold.**|No.|€5 or more."),
     ("en", "See no. #2 of approx. $5 in e.g. @tom; it is **here. not** there.|[1] Notes."),
+    ("de", "Vgl. Kapitel eins.|Bspw. Autos fahren."),
+    ("en", "Approx. $5 is enough.|E.g. Tom came."),
     ("vi", "TP. Hồ Chí Minh đẹp.|TS. Nam đến."),
     ("fi", "Hän osti esim. Applen.|Warner Bros. Studio  on."),
 ]

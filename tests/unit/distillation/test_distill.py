@@ -275,6 +275,8 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
         (["nosuch", "-s", "train.src", "--nbest-size", 2], "--nbest-size is for --target"),
         (["--command", "cat", "-s", "train.src"], "give data.target=LANGUAGE and --valid PREFIX"),
         ([*COMPLETE, "--valid", "x"], "text x not found"),
+        ([*COMPLETE, "--test", "x"], "text x not found"),
+        ([*COMPLETE, "--also", "x"], "text x not found"),
         ([*COMPLETE, "data.target=src"], "data.source and data.target are both src"),
         ([*COMPLETE, "training.early_stopping.metric=hook"], "needs a validation hook"),
         ([*COMPLETE, "training.initialize_from=nothing"], "training.initialize_from nothing: no such file"),

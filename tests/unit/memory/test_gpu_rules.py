@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt import memory
-from econmt_memory.estimate.allocator import BLOCK, CachingAllocator
+from econmt_memory.estimate.allocator import BLOCK, CachingAllocator, cublas_workspace
 from econmt_memory.estimate.fake import ON_GPU, fake_tensors
 from econmt_memory.estimate.gpu_dispatch import attention_backend
 from econmt_memory.estimate.gpu_workspaces import (
@@ -360,3 +360,27 @@ def test_blocks_never_overlap_and_everything_comes_back() -> None:
     reserved = allocator.reserved
     allocator.allocate(30 * MIB)
     assert allocator.reserved == reserved
+
+
+@pytest.mark.parametrize(("rest", "is_split"), [(BLOCK, True), (MIB, False), (MIB + BLOCK, True)])
+def test_what_is_left_of_a_block_is_split_off_if_it_is_large_enough(rest: int, is_split: bool) -> None:
+    """Of a small one any rest, of a large one more than 1 MiB."""
+    size, allocator = BLOCK if rest == BLOCK else 2 * MIB, CachingAllocator()
+    block = allocator.allocate(size + rest)
+    wall = allocator.allocate(size)
+    allocator.free(block)
+    assert allocator.allocate(size) == block
+    allocator.free(wall)
+    assert allocator.allocated == size + (0 if is_split else rest)
+
+
+@pytest.mark.parametrize(
+    ("given", "kibibytes"), [(":4096:8", 32768), (":4096:2:16:8", 8320), (":16:8", 128), ("", 32768)]
+)
+def test_the_workspace_of_cublas_is_what_the_variable_says(
+    monkeypatch: pytest.MonkeyPatch, given: str, kibibytes: int
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
+    assert cublas_workspace(":1:1") == kibibytes << 10
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    assert cublas_workspace(":16:3") == 48 << 10

@@ -276,3 +276,16 @@ def test_files_have_a_limit_and_need_the_key(folder: Path) -> None:
             assert send(client, *form(file, ("api_key", "", key))).status == status
         refused = send(client, b"abcd", "text/plain", key="k")
         assert (refused.status, "more than the 3 characters" in refused.json["error"]) == (413, True)
+
+
+@pytest.mark.parametrize("empty", ["", "<w:r><w:rPr><w:i/></w:rPr><w:t></w:t></w:r>"])
+def test_an_empty_run_between_two_formats_changes_nothing(empty: str) -> None:
+    """Within a word, and between words."""
+    for beside in ("Good", "Good "):
+        body = (
+            f'<w:p><w:r><w:t xml:space="preserve">{beside}</w:t></w:r>{empty}'
+            f"<w:r><w:rPr><w:b/></w:rPr><w:t>day</w:t></w:r>{empty}<w:r><w:t>s, Tom.</w:t></w:r></w:p>"
+        )
+        read = WordDocument(document(body), SPLIT)
+        content, _ = read.written([same(each.text) for each in read.sentences])
+        assert "".join(texts_in(part(content))) == f"{beside}days, Tom."

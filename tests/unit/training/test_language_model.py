@@ -305,3 +305,25 @@ def test_on_a_gpu_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun
         make_run(*rest, f"training.max_updates={updates}", name="parts").train()
     found, wanted = (metrics(make_run(name=name).folder)[-1] for name in ("parts", "whole"))
     assert found["valid_perplexity"] == pytest.approx(wanted["valid_perplexity"], rel=1e-4)
+
+
+def test_the_state_goes_on_from_before_a_trial_and_a_step_that_is_repeated(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_run("training.memory_budget=1GiB").trainer()
+    trainer._update(Progress.silent())
+    carried = {name: value.clone() for name, value in trainer.step.carried().items()}
+    trainer.rehearse()
+    assert_same_bits(trainer.step.carried(), carried)
+    seen, real = list[bool](), trainer.step.gradient
+
+    def full(*given: Any, **how: Any) -> Any:
+        seen.append(all(map(torch.equal, trainer.step.carried().values(), carried.values())))
+        result = real(*given, **how)
+        if len(seen) == 1:
+            raise torch.OutOfMemoryError("full")
+        return result
+
+    monkeypatch.setattr(trainer.step, "gradient", full)
+    trainer.gradient([next(trainer.batches)])
+    assert seen == [True, True]

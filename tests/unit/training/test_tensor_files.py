@@ -210,6 +210,8 @@ def test_every_value_comes_back_from_json_with_the_same_bits() -> None:
     after = TrainingState.from_json(before.to_json(), "state.json")
     assert after == before
     assert after.to_json() == before.to_json()
+    older = TrainingState.from_json(without("best_regular"), "state.json")
+    assert older.best_regular == before.best_update > 0
 
 
 def without(field: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from econmt.training.results import make_results
 from econmt.training.run import train
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics, not_finite
-from econmt.training.validation import Validation, validate
+from econmt.training.validation import Validation, perplexity, validate
 from tests.unit.engine.toy import assert_same_bits
 from tests.unit.training.tiny import MakeRun, metrics, snapshot
 
@@ -366,3 +366,17 @@ def test_limits(make_run: MakeRun, limit: str, updates: int) -> None:
     result = run.train()
     assert (result.update, result.reason) == (updates, f"{limit.replace('=', ' ')} reached")
     assert [row["update"] for row in metrics(run.folder)] == [updates]
+
+
+def test_perplexity_of_two_ranks_is_that_of_one(make_run: MakeRun) -> None:
+    trainer, parts = make_run().trainer(), list[Any]()
+    step, evaluation = trainer.step, trainer.task.evaluation(trainer.prepared, "valid")
+    pairs = trainer.prepared.valid
+    evaluation = evaluation._replace(batches=[batch_of(trainer, [row], pairs) for row in range(len(pairs))])
+    trainer.model.eval()
+    expected = perplexity(step, evaluation)
+    for rank in (1, 0):  # the second one knows what both have found
+        gather = lambda own, patient: parts.append(own) or parts  # noqa: E731
+        step.communicator = cast(Any, SimpleNamespace(size=2, rank=rank, gather=gather))
+        found = perplexity(step, evaluation)
+    assert found == expected

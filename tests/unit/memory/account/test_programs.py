@@ -531,3 +531,29 @@ def test_what_cannot_be_predicted_is_told() -> None:
         memory.predict(1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nonzero 'x' is no share; give a number from 0 to 1"):
         memory.predict(step, nonzero="x")  # type: ignore[arg-type]
+
+
+def test_attributes_that_a_step_gives_a_class_are_as_before() -> None:
+    class Counting(nn.Linear):
+        steps = 0
+
+    model, inputs = Counting(8, 8), torch.ones(2, 8)
+
+    def step() -> None:
+        Counting.steps += 1
+        Counting.last = model(inputs).sum()
+        Counting.last.backward()
+
+    memory.predict(step, model, device="cpu")
+    assert (Counting.steps, hasattr(Counting, "last")) == (0, False)
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, lambda *layers: nn.ModuleList(layers)])
+def test_a_container_of_layers_is_one_model(kind: Callable[..., Any]) -> None:
+    layers = nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)
+    model = kind(*layers)
+    with memory.track(model) as account:
+        values = torch.ones(8, 64)
+        for layer in layers:
+            values = layer(values)
+    assert {"0", "2"} <= set(account.by_module())
