@@ -189,26 +189,6 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
 
 
 @pytest.mark.cuda
-def test_a_run_that_goes_back_to_its_best_keeps_its_graphs(make_run: MakeRun) -> None:
-    """At update 6, to update 2: the rate is so small that nothing improves after the first checkpoint."""
-    back = (
-        *GPU,
-        "model.dropout=0.0",
-        "training.schedule={name: plateau-reduce, reduce_num_not_improved: 2, reduce_factor: 0.5}",
-        "training.optimizer.learning_rate=1.0e-12",
-    )
-    runs = make_run(*back), make_run(*back, "training.cuda_graphs=off", name="launched")
-    for run in runs:
-        run.train()
-    graphed, launched = (run.trainer() for run in runs)
-    assert graphed.schedule.factor == launched.schedule.factor == 0.5
-    found, wanted = (optimizer_tensors(each.optimizer, each.parameters) for each in (graphed, launched))
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
-        assert not name.startswith("step/") or float(value) == 4.0
-
-
-@pytest.mark.cuda
 @pytest.mark.parametrize("captures", [False, True], ids=["warm-up", "capture"])
 def test_too_little_memory_for_a_graph_is_one_line(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, captures: bool
