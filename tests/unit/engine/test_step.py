@@ -56,29 +56,6 @@ def test_the_rows_of_few_words_are_a_sparse_gradient() -> None:
         assert gradient.is_sparse == sparse
 
 
-def test_a_sum_over_batches_is_divided_by_the_tokens_of_all() -> None:
-    """The gradient alone changes no parameter, and each call forgets the one before."""
-    task = make_task("model.dropout=0.0")
-    step = make_step(task)
-    before, batches = parameters(step.model), some_batches(task)
-    tokens = step.tokens(batches)
-    assert (int(tokens), tokens.dtype) == (15 + 6 + 1, torch.int64)
-    whole = step.gradient(batches, tokens)
-    found = gradients(step.model)
-    parts = [step.gradient([batch], tokens) for batch in batches]
-    assert float(whole.loss) == pytest.approx(sum(float(part.loss) for part in parts))
-    again = step.gradient(batches, tokens)
-    assert torch.equal(again.norm, whole.norm)
-    assert_same_bits(gradients(step.model), found)
-    step.clear()
-    losses = [step.accumulate(batch, tokens, step.implementations) for batch in batches]
-    assert torch.equal(step.finish(torch.stack(losses).sum()).norm, whole.norm)
-    assert_same_bits(gradients(step.model), found)
-    assert_same_bits(parameters(step.model), before)
-    step.update()
-    assert any(not torch.equal(before[name], value) for name, value in parameters(step.model).items())
-
-
 def test_gradients_that_are_kept_stay_where_they_are_and_are_the_same() -> None:
     task = make_task(CLIPPED)
     found = []

@@ -74,22 +74,6 @@ def test_rows_and_steps(cell: str, layers: int, state_init: str, encoder: dict[s
 
 
 @each_cell
-def test_every_parameter_learns_whatever_the_implementation(cell: str) -> None:
-    batch = make_batch()
-    found = []
-    for name in ("reference", "recompute", "auto"):
-        model = make_model(config_of(cell)).train()
-        model.implementations = model.implementations._replace(encoder=name, decoder=name)
-        model.loss(*batch).backward()
-        gradients = {key: weight.grad for key, weight in model.named_parameters()}
-        assert all(gradient is not None and bool(gradient.any()) for gradient in gradients.values())
-        found.append(gradients)
-    for other in found[1:]:
-        for key, gradient in found[0].items():
-            torch.testing.assert_close(other[key], gradient, rtol=1e-8, atol=1e-10)
-
-
-@each_cell
 def test_first_values(cell: str) -> None:
     config = config_of(cell, initialization={"weights": "uniform", "scale": 0.25, "forget_bias": 1.5})
     layer = make_model(config).encoder.upper_layers[0]
