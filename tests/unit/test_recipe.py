@@ -368,9 +368,6 @@ def test_keys_of_former_options_count_with_their_defaults_only(tmp_path: Path) -
         "override 'model.dropout={states: 0.1}': model.dropout.states is no longer supported; remove it, and train models "
         "that have it anew",
     ]
-    assert recipes.load_recipe("iwslt", ["training.memory_savings=exact"]) == recipes.load_recipe("iwslt")
-    with pytest.raises(InputError, match=r"memory_savings is no longer supported; remove it; .*adam8bit"):
-        recipes.load_recipe("iwslt", ["training.memory_savings=lossy"])
     told = r"optimizer.name nag is no longer supported; train with sgd or nadam;"
     with pytest.raises(InputError, match=told):
         recipes.load_recipe("iwslt", ["training.optimizer.name=nag"])

@@ -46,16 +46,6 @@ def some_batches(task: TranslationTask) -> list[Batch]:
     return [task.example(shape) for shape in SHAPES]
 
 
-def test_the_rows_of_few_words_are_a_sparse_gradient() -> None:
-    task = make_task()
-    step = make_step(task)
-    few, many = some_batches(task)[-1], task.example(Shape(9, 9, 9))
-    for batch, sparse in ((few, True), (many, False)):
-        step.gradient([batch], step.tokens([batch]))
-        gradient = step.model.get_parameter("source_embedding.weight").grad
-        assert gradient.is_sparse == sparse
-
-
 def test_gradients_that_are_kept_stay_where_they_are_and_are_the_same() -> None:
     task = make_task(CLIPPED)
     found = []

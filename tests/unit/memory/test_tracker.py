@@ -71,16 +71,6 @@ def test_views_results_in_place_and_shared_storages_count_once() -> None:
     assert flat.data_ptr() == base.data_ptr()
 
 
-def test_what_was_there_before_counts_from_the_start() -> None:
-    before = torch.zeros(8)
-    with Tracker(CPU).recording() as tracker:
-        made = torch.zeros(2)
-        del made
-        before + 1
-        del before
-    assert sizes(tracker) == [32, 40, 32, 64, 32, 0]
-
-
 def test_operators_that_resize() -> None:
     with Tracker(CPU).recording() as tracker:
         tensor = torch.empty(0)

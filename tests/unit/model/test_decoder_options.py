@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from econmt.model import Implementations, TranslationModel
@@ -188,16 +188,6 @@ def test_dropout_draws_the_same(cell: str, variational: bool) -> None:
         losses.append(test_translation.sum_of_losses(model.train()))
         assert not torch.isclose(losses[-1], still)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
-
-
-def test_coverage_that_nothing_reads_changes_nothing() -> None:
-    """A model takes the parameters of one without coverage, and computes the same."""
-    plain = drawn({})
-    covered = drawn({"attention__coverage": {"type": "gru", "num_hidden": 2}})
-    assert covered.load_state_dict(plain.state_dict(), strict=False).missing_keys
-    nn.init.zeros_(covered.decoder.attention.coverage.key.weight)
-    losses = [test_translation.sum_of_losses(model) for model in (plain, covered)]
-    torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
 
 
 def test_both_matrices_behind_a_gate_are_initialized() -> None:
