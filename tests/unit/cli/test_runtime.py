@@ -32,7 +32,6 @@ from econmt_ops.backends.c import library as structures
 from econmt_runtime import RuntimeInputError, library
 from econmt_runtime.__main__ import _shown, main
 from econmt_runtime.arrays import read_arrays
-from econmt_runtime.lines import file_chunks
 from econmt_runtime.shapes import check_shapes
 from econmt_runtime.text import RuntimeWords, normalized, one_line
 from econmt_runtime.translator import RuntimeTranslation, RuntimeTranslator
