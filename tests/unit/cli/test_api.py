@@ -67,6 +67,7 @@ def test_translations_are_those_of_the_command_line(
         for row, theirs in zip(expected["attention"], translation.attention.tolist(), strict=True):
             assert row == pytest.approx(theirs, abs=1e-4)
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
+    assert model.translate([]) == []
 
 
 def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model: Path) -> None:
@@ -150,24 +151,6 @@ def test_phrases_are_avoided_wherever_they_are_given(
 ) -> None:
     made = econmt.load(word_model, device="cpu").translator({"avoid": inside}, avoid=beside)
     assert made.options.avoid == avoided
-
-
-def test_one_model_serves_many_calls(model: econmt.TrainedModel) -> None:
-    first = [translation.text for translation in model.translate(LINES)]
-    drawn = [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
-    assert drawn == [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
-    assert drawn != first * 3
-    assert [translation.text for translation in model.translate(LINES, batch_size=1, device="cpu")] == first
-    assert model.translate([]) == []
-    assert all(translation.attention is None for translation in model.translate(LINES, attention=False))
-
-
-def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
-    both = econmt.load([word_model, word_model], [6, 8], device="cpu", precision="float32")
-    found = [translation.score for translation in both.translate(LINES, ensemble_mode="log_linear")]
-    options = ("-m", word_model, "-c", 6, "-c", 8, "--ensemble-mode", "log_linear", "--output-type", "score")
-    ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
-    assert found == pytest.approx([float(line.split("\t")[0]) for line in ended.lines], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,7 @@ def test_the_whole_description_of_a_dry_run(
     assert "InputFeedingDecoder" in told
     assert_golden("dry-run", re.sub(r"^TranslationModel.*?^\)\n", "", told, flags=re.DOTALL | re.MULTILINE))
     assert os.environ["ECONMT_CACHE"] == "cache"
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -335,7 +336,8 @@ def test_options_of_training_reach_those_whom_they_concern(
     ):
         monkeypatch.setattr(f"econmt.{name}", fake)
     monkeypatch.setattr("econmt.errors.quiet", False)  # which -q changes
-    train = "-q train --overwrite-output --verify", word_model / "recipe.yaml", f"output={tmp_path / 'run'}"
+    recipe = word_model / "recipe.yaml", f"output={tmp_path / 'run'}"
+    train = "-q train --overwrite-output --verify", *recipe
     assert call(*train, "--processes", 2, "--dry-run").code == 0
     assert call(*train, "--processes", 1, "--max-restarts", 2).code == 7
     environment = RankEnvironment(0, 1, 0, 1, restarts)
@@ -343,6 +345,8 @@ def test_options_of_training_reach_those_whom_they_concern(
     call(*train).succeeded()
     assert (planned, launched) == ([2], [("-q", 1, 2)])
     assert [(each["overwrite_output"], each["verify"]) for each in given] == [(restarts == 0, True)]
+    call("train --resume-with-changes", *recipe).succeeded()
+    assert [each["resume_with_changes"] for each in given] == [False, True]
 
 
 def test_talk_is_broken_on_a_terminal_and_whole_in_a_pipe(

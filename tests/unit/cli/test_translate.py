@@ -10,25 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from econmt.checkpoint.checkpoints import load_model
-from econmt.decoding.search.beam import SearchOptions
-from econmt.decoding.translator import Translator
-from econmt.model import IncrementalModel
 from tests.conftest import PATIENCE, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
 
 INPUT = "a b c\n\nd\n  \nh g f e d\n"
-
-
-def test_it_is_the_translator_with_the_recipes_search(call: Call, word_model: Path) -> None:
-    loaded = load_model(word_model)
-    translator = Translator(
-        [IncrementalModel(loaded.model)],
-        loaded.vocabularies,
-        SearchOptions.from_recipe(loaded.recipe.decoding),
-    )
-    expected = [translation.text for translation in translator.translate(INPUT.splitlines())]
-    assert call("translate", "-m", word_model, text=INPUT).lines == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt_serve import bodies, server, unread
+from econmt_serve import server, unread
 from econmt_serve.access import Keys
 from econmt_serve.settings import Settings
 from tests.conftest import PATIENCE
@@ -186,25 +186,3 @@ def test_a_broken_body_is_refused_once_and_nothing_is_logged(
         connection.sendall(b"no size\r\n")
         assert connection.recv(65536) == b""
     assert caplog.text == ""
-
-
-def test_large_bodies_have_a_common_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_MOST_BYTES", 300_000)
-    said = {"error": "the server has too many large requests; ask again in a few seconds"}
-    kind, blank = {"Content-Type": "text/plain"}, b" " * 300_000
-    with serving(folder, Settings(read_seconds=PATIENCE)) as client:
-        assert client.get("/health").status == 200
-        received = client.service._bodies
-        with connected(client) as unfinished:
-            unfinished.sendall(FILE % 300_001 + blank)
-            while received._held < 300_000 - bodies._FREE_BYTES:
-                pass
-            refused = client.ask("POST", "/translate_file", blank, kind)
-            assert (refused.status, refused.json, refused.headers["retry-after"]) == (503, said, "5")
-            assert client.ask("POST", "/translate_file", blank[:60_000], kind).status == 200, "of few bytes"
-            assert client.post("/translate", q="a b").status == 200
-            assert received._held == 300_000 - bodies._FREE_BYTES, "refused and answered bodies are forgotten"
-        while received._held:
-            pass
-        whole = client.ask("POST", "/translate_file", blank, kind)
-        assert (whole.status, whole.content, received._held) == (200, blank, 0)
