@@ -172,13 +172,6 @@ def test_only_new_or_empty_folders_are_used(call: Call, word_model: Path, tmp_pa
     assert call(*words(verb, word_model, made)).code == 0
 
 
-def test_what_a_killed_command_left_is_removed(call: Call, word_model: Path, tmp_path: Path) -> None:
-    for number in (999999999, os.getppid()):
-        (tmp_path / f".made.{number}.partial").mkdir()
-    assert call("export", word_model, tmp_path / "made").code == 0
-    assert {path.name for path in tmp_path.glob(".made.*")} == {f".made.{os.getppid()}.partial"}
-
-
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_damaged_parameters_are_refused_by_every_command_that_reads_them(
     call: Call, copy: Path, tmp_path: Path, verb: str

@@ -17,7 +17,7 @@ from econmt_serve.access import Keys, Rates, read_keys
 from econmt_serve.app import Service
 from econmt_serve.pages import page_files, specification
 from econmt_serve.settings import Refused, Settings
-from tests.unit.serving.conftest import Client, serving
+from tests.unit.serving.conftest import Client
 
 
 def test_a_key_fits_or_not() -> None:
@@ -91,21 +91,6 @@ def test_a_key_that_is_not_needed_gives_no_more_requests() -> None:
     service._admit("a", "address")
     with pytest.raises(Refused):
         service._admit("b", "address")
-
-
-def test_over_http(folder: Path) -> None:
-    with serving(folder, Settings(requests_a_minute=2), Keys(["sesame"])) as client:
-        nobody = client.post("/translate", q="a b c")
-        assert nobody.status == 403
-        assert nobody.json == {"error": "this server wants an api_key; ask whoever runs it for one"}
-        assert client.post("/translate", q="a b c", api_key="sesame").status == 200
-        assert client.post("/translate", q="a b c", api_key="no").status == 403
-        bearer = {"Content-Type": "application/json", "Authorization": "Bearer sesame"}
-        assert client.ask("POST", "/translate", b'{"q": "a b c"}', bearer).status == 200
-        late = client.post("/translate", q="a b c", api_key="sesame")
-        assert (late.status, late.headers["retry-after"]) == (429, "30")
-        assert client.get("/languages").status == 200
-        assert client.get("/frontend/settings").json["keyRequired"] is True
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:
