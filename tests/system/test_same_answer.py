@@ -133,16 +133,6 @@ def test_every_implementation_learns_what_the_reference_learns(kind: str, settin
     assert losses == pytest.approx(reference(kind)[:FIRST], rel=1e-5)
 
 
-def test_every_op_and_every_level_is_among_them() -> None:
-    settings = {case.values[1] for case in CASES}
-    for op in ("encoder", "decoder", "output"):
-        assert REFERENCE._replace(**{op: "recompute"}) in settings
-    for level in ("outputs", "attention", "cells", "gates"):
-        assert Implementations.everywhere("recompute", level) in settings
-    for name in NAMES:
-        assert any(setting[:4] == (name,) * 4 for setting in settings)
-
-
 NUMBERS = (*range(2, 10), 100, 1000, 20, 30, 40, 50, 60)
 ENGLISH, GERMAN = ([words(each).split()[-1] for each in NUMBERS] for words in (english, german))
 MEANS = dict(zip(ENGLISH, GERMAN, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +26,7 @@ from econmt.errors import InputError
 from econmt.export.lexicon import make_lexicon
 from econmt.export.model_folder import quantize_model
 from econmt.export.runtime import export_runtime
-from tests.conftest import ROOT, run_python
+from tests.conftest import run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import snapshot, write_recipe
 
@@ -68,6 +67,7 @@ def test_translations_are_those_of_the_command_line(
             assert row == pytest.approx(theirs, abs=1e-4)
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
     assert model.translate([]) == []
+    assert all(each.attention is None for each in model.translate(LINES, attention=False))
 
 
 def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model: Path) -> None:
@@ -222,23 +222,6 @@ def test_what_cannot_be_used_is_one_clear_line(
     for message, use in cases:
         with pytest.raises(InputError, match=message):
             use()
-
-
-def test_the_examples_of_the_documentation_run(
-    word_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/multi30k").symlink_to(word_model)
-    (tmp_path / "test.en").write_text("a b\nc\n")
-    write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
-    page = (ROOT / "docs/python.md").read_text(encoding="utf-8").replace("3000", "2").replace("* 1000", "* 3")
-    names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        exec(block, names)
-    assert len(names["drawn"][0].hypotheses) == 4
-    assert names["fast"][0].attention is None
-    assert names["outcome"].training.update == 2
 
 
 def test_training_passes_on_how_it_begins(word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,12 +291,3 @@ def test_models_are_timed_in_a_process_of_their_own(word_model: Path, tmp_path: 
     assert 0 < result.seconds < 60
     with pytest.raises(timing.EconmtError, match=r"nothing: cannot be timed: .*model.json"):
         timing.timed(tmp_path / "nothing", ["a"])
-
-
-@pytest.mark.slow
-def test_timing_counts_the_seconds_of_programs(program: Callable[..., str]) -> None:
-    busy = "import sys, time\nwhile time.process_time() < 0.2: pass\nprint(sys.stdin.read(), end='')"
-    result = timing.timed(TeacherChoice(command=program(busy)), ["a b", "c"])
-    assert result.texts == ["a b", "c"]
-    assert result.seconds > 0.15
-    assert result.words_per_second == 3 / result.seconds
