@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 from tests.conftest import PATIENCE, ROOT, econmt_environment
@@ -84,7 +87,7 @@ class Shell:
         )
 
     def serve(self, command: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
-        """Starts ``econmt serve`` and returns when it listens."""
+        """Starts ``econmt serve`` and returns when it accepts connections."""
         process = subprocess.Popen(
             [*shlex.split(command, comments=True), "--port", str(port)],
             executable=str(self._programs / "econmt"),
@@ -94,14 +97,16 @@ class Shell:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        assert process.stderr is not None
-        said = list[bytes]()
-        for line in process.stderr:
-            if b"listening on" in line:
-                return process
-            said.append(line)
-        process.wait()
-        raise AssertionError(b"".join(said).decode())
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with closing(socket.socket()) as attempt:
+                if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                    return process
+            if process.poll() is not None:
+                break
+            time.sleep(0.1)
+        process.kill()
+        raise AssertionError(process.communicate()[1].decode())
 
     def close(self) -> None:
         """Ends the server and every command that it still runs."""

@@ -58,16 +58,6 @@ def test_copying_a_recipe_to_a_full_disk_blames_the_copy(call: Call) -> None:
         refused(ended, "/dev/full: the disk is full")
 
 
-def test_copying_a_recipe_follows_a_link_and_keeps_permissions(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("old")
-    (tmp_path / "mine.yaml").chmod(0o600)
-    (tmp_path / "link.yaml").symlink_to("mine.yaml")
-    assert call("recipes", "copy", "multi30k", tmp_path / "link.yaml", "--force").code == 0
-    assert (tmp_path / "link.yaml").is_symlink()
-    assert (tmp_path / "mine.yaml").read_text().startswith("# ")
-    assert (tmp_path / "mine.yaml").stat().st_mode & 0o777 == 0o600
-
-
 def shell(command: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["sh", "-c", command, sys.executable, *map(str, arguments)],

@@ -399,12 +399,9 @@ def test_addresses_that_are_none(client: Client) -> None:
 
 TWICE = [
     (b'{"q": "a", "q": "b"}', "the key 'q' is given twice"),
-    (b'{"q": {"text": "a", "id": 1, "id": 1}}', "the key 'id' is given twice"),
     (b'{"q": "a", "\\u0071": "b"}', "the key 'q' is given twice"),
     (b'{"q": "a", "' + b"x" * 9000 + b'": 1, "' + b"x" * 9000 + b'": 1}', "the key 'xxx"),
-    (b'{"q": {"text": "a", "id": NaN}}', "NaN is not a finite number"),
     (b'{"q": {"text": "a", "id": -Infinity}}', "-Infinity is not a finite number"),
-    (b'{"q": {"text": "a", "id": 1e999}}', "1e999 is not a finite number"),
     (b'{"q": {"text": "a", "id": -' + b"9" * 400 + b".0}}", "is not a finite number"),
     (b'{"q": {"text": "a", "id": ' + b"9" * 5000 + b"}}", "Exceeds the limit"),
 ]
