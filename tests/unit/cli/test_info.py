@@ -18,6 +18,7 @@ from econmt.checkpoint import folder
 from econmt.cli.info import describe, disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
+from tests.conftest import fails_with
 from tests.golden import assert_golden
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
@@ -118,14 +119,11 @@ def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path) -> No
 
 
 def test_metrics_without_an_update_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
     (tmp_path / "metrics.tsv").write_text("bleu\n1.0\n")
     with pytest.raises(InputError, match="not a table of metrics"):
         read_metrics(tmp_path / "metrics.tsv")
     assert read_metrics(tmp_path / "none.tsv") == []
-    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "open", fails_with(PermissionError(13, "Permission denied")))
     with pytest.raises(InputError, match=r"metrics\.tsv: cannot be read: Permission denied"):
         read_metrics(tmp_path / "metrics.tsv")
 

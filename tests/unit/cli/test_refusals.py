@@ -32,10 +32,7 @@ REFUSED = [
     ("help trian", "No such command 'trian'"),
     ("recipes list --nosuch", "--nosuch"),
     ("recipes show", "Missing argument"),
-    (
-        "recipes show iwslt training.batchsize=256",
-        "override 'training.batchsize=256': training.batchsize: unknown key",
-    ),
+    ("recipes show iwslt training.batchsize=256", "override 'training.batchsize=256': ", "unknown key"),
     ("recipes copy one new.yaml", "expected keys and values"),
     ("recipes copy best none/such.yaml", "none: no such folder"),
     ("translate -m M --top-k 5", "--top-k is for --sample"),
@@ -149,10 +146,7 @@ REFUSED = [
     ("profile quickstart --bucket 9x10001 --estimate", "at most 10000 positions"),
     ("profile quickstart --bucket 6by5", "--bucket '6by5': expected source x target positions, as 100x80"),
     ("profile quickstart --bucket 0x5", "--bucket '0x5': expected source x target positions, as 100x80"),
-    (
-        "profile quickstart --fit much",
-        "--fit: expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found 'much'",
-    ),
+    ("profile quickstart --fit much", "--fit: expected a size like 4GiB", "found 'much'"),
     ("profile quickstart --estimate --measure", "--estimate cannot be combined with --measure: it runs"),
     (
         "profile quickstart --trace t.json --estimate",

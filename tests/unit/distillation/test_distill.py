@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from econmt.config.recipe import load_recipe
 from econmt_distill import measuring, stages, timing
 from econmt_distill.teachers import TeacherChoice
 from econmt_distill.timing import TimedTranslations
+from tests.conftest import fails_with
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.distillation.conftest import STUDENT, calls
@@ -60,11 +60,7 @@ def test_a_program_teaches_and_the_same_command_goes_on(
     command = words(program())
     for stage in ("make_text", "train", "pack", "measure"):
         with monkeypatch.context() as patch:
-
-            def stopped(*_: Any, **__: Any) -> None:
-                raise KeyboardInterrupt
-
-            patch.setattr(stages, stage, stopped)
+            patch.setattr(stages, stage, fails_with(KeyboardInterrupt()))
             ended = call(*command)
             assert ended.code == 130
             assert ended.err.endswith("econmt: stopped; run the same command to go on in out\n")

@@ -39,23 +39,14 @@ LISTS = [
 ]
 
 
-class FakeTeacher:
-    """Teacher whose training text has lines of up to ``most`` characters."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def longer_than_training(self) -> Callable[[str, str], bool]:
-        return lambda source, target: max(len(source), len(target)) > self._most
-
-
 class FakeShards:
-    """Translations of three lines."""
+    """Translations of three lines, of a teacher whose training text has lines of up to ``most`` characters."""
 
     digest, lines = "0123456789abcdef", 3
 
     def __init__(self, lists: list[tuple[str, list[str]]], most: int) -> None:
-        self._lists, self.teacher = lists, FakeTeacher(most)
+        self._lists = lists
+        self.teacher = SimpleNamespace(longer_than_training=lambda: lambda *pair: max(map(len, pair)) > most)
 
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
         return iter(self._lists)
