@@ -177,7 +177,7 @@ def test_the_files_of_a_teacher_are_those_that_translate(word_model: Path) -> No
     assert list(TeacherChoice(folder=word_model).files) == [f"the teacher's {name}" for name in names]
 
 
-def test_what_cannot_teach_is_told(word_model: Path, tmp_path: Path) -> None:
+def test_a_folder_says_how_it_teaches(word_model: Path, tmp_path: Path) -> None:
     choice = TeacherChoice(folder=word_model)
     assert choice.with_nbest(None).nbest_size == 2, "the beam size of its recipe"
     (tmp_path / "config.json").write_text("{}")
