@@ -15,7 +15,7 @@ from econmt.data.batching import buckets as module
 from econmt.data.batching import padding
 from econmt.data.batching.batches import BatchIterator
 from econmt.data.batching.bucket_shapes import Derived
-from econmt.data.batching.buckets import Buckets, assign_buckets, bucket_table, count_lengths, round_up
+from econmt.data.batching.buckets import Buckets, assign_buckets, bucket_table, count_lengths
 from econmt.data.batching.epochs import EpochTable, plan_epoch
 from econmt.data.batching.pair_flops import PairFlops
 from tests.unit.data.conftest import random_lengths, store_of
@@ -68,10 +68,6 @@ def test_pages_are_given_back_after_each_block(monkeypatch: pytest.MonkeyPatch) 
     calls: list[int] = []
     assign_buckets(*arrays([(1, 1)] * 5), 4, release=lambda: calls.append(1))
     assert len(calls) == 6
-
-
-def test_rounding() -> None:
-    assert round_up(np.array([1, 8, 9, 0]), 8).tolist() == [8, 8, 16, 0]
 
 
 def test_table_counts_real_and_padded_positions() -> None:
@@ -208,12 +204,6 @@ def test_what_remains_goes_to_the_next_bucket_with_room() -> None:
 
 WORK = PairFlops(2, 5, 1)
 SIZES = [BatchSize(type="sentence", size=7), BatchSize(type="word", size=60)]
-
-
-def test_of_one_batch() -> None:
-    found = padding.measure_padding([padding.PlannedBatch(np.array([1, 3]), np.array([2, 1]), (4, 4))], WORK)
-    real = (2 + 10 + 2) + (6 + 5 + 3)
-    assert found == (1, 2 * (8 + 20 + 16) / real, 2 * (6 + 10 + 6) / real, 1)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -287,10 +287,3 @@ def test_lengths_survive_giving_pages_back(tmp_path: Path, make_store: MakeStore
     lengths = store.source_lengths
     store.release()
     assert lengths.tolist() == [3, 5]
-
-
-def test_a_killed_process_leaves_no_part_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / ".file.4194305.partial").write_bytes(b"a")
-    with whole_file(tmp_path / "file") as stream:
-        stream.write(b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -309,11 +309,6 @@ class TestRefused:
         ):
             run(max_length=1)
 
-    def test_only_empty_pairs(self, run: Prepare, corpus: Path) -> None:
-        put(corpus, "train", "a\n\n", "\nx\n")
-        with pytest.raises(InputError, match=r"no training pair is left of 2: .* 2 with an empty side"):
-            run(empty_lines="skip", subwords={"type": "words"})
-
     def test_a_folder_with_other_things(self, run: Prepare, tmp_path: Path) -> None:
         precious = tmp_path / "store" / "thesis.txt"
         precious.parent.mkdir()

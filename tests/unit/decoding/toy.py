@@ -62,7 +62,6 @@ class ToyModel:
         self.seed = seed
         self.end_bias = end_bias
         self.spread = spread
-        self.steps = 0
         self.rows: list[int] = []
         self.held: list[int] = []
         self.encoded = 0
@@ -85,7 +84,6 @@ class ToyModel:
         )
 
     def step(self, tokens: Tensor, state: ToyState) -> tuple[Tensor, Tensor, ToyState]:
-        self.steps += 1
         self.rows.append(len(tokens))
         self.held.append(len(state.sentences))
         prefixes = state.prefixes * (self.size + 1) + tokens + 1

@@ -22,7 +22,7 @@ from econmt.engine.devices import is_out_of_memory
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
 from econmt.estimate.byte_budget import AUTO_SHARE
-from econmt.model import Implementations
+from econmt.model import Implementations, layers
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
 from econmt.training.run import run_recipe
@@ -133,10 +133,12 @@ def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeR
     assert last.trainer().state.plan == {}
 
 
+@pytest.mark.parametrize("few", [0, 10**9], ids=["sparse", "dense"])
 @pytest.mark.parametrize("error", FULL, ids=["cpu", "cuda", "cublas", "python"])
 def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, error: BaseException, few: int
 ) -> None:
+    monkeypatch.setattr(layers, "_FEW", few)  # the gradients of embeddings are rows
     trainer = planned(8, *EXACT, "training.batch.size=8").trainer()
     batches = [batch_of(trainer, range(3)), batch_of(trainer, range(8))]
     whole = gradients(trainer, batches)

@@ -151,12 +151,16 @@ def test_a_lean_export_translates_like_the_whole_folder(trained: Run, tmp_path: 
         export_model(trained.folder.path, target)
 
 
-def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("last", [1, 2])
+def test_the_best_and_the_last_are_kept(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """Two at least, since a damaged newest one leads back to the one before."""
     found = iter([5.0, 3.0, 4.0, 4.0, 6.0, 7.0])
     monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
     kept = []
     for updates in (2, 4, 6, 8, 10, 12):
-        run = make_run("training.keep_last_params=2", f"training.max_updates={updates}").trained()
+        run = make_run(f"training.keep_last_params={last}", f"training.max_updates={updates}").trained()
         assert set(run.folder.numbered_hypotheses()) == set(run.folder.numbered_parameters())
         assert run.folder.commits() == [Commit(each, True) for each in (updates - 2, updates) if each]
         assert run.folder.temporaries() == []

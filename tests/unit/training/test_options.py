@@ -14,22 +14,20 @@ import torch
 import yaml
 from torch._subclasses.fake_tensor import FakeTensor
 
-from econmt.budget.run_budget import divide
 from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.folder import Commit
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.config.recipe import recipe_text
-from econmt.data.batching.batches import Batch
 from econmt.engine.parameters import in_float32
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
-from econmt.model import Implementations, layers
+from econmt.model import layers
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
 from tests.unit.engine.toy import assert_same_bits, parameters
 from tests.unit.training.conftest import UseRows
-from tests.unit.training.tiny import MakeRun, metrics, watch_losses
+from tests.unit.training.tiny import MakeRun, metrics
 
 
 @pytest.mark.parametrize(
@@ -207,35 +205,6 @@ def test_a_run_learns_the_same(
     for sparse, dense in zip(*rows, strict=True):
         assert sparse["train_loss"] == pytest.approx(dense["train_loss"], rel=1e-5)
         assert sparse["valid_perplexity"] == pytest.approx(dense["valid_perplexity"], rel=1e-5)
-
-
-def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, use_rows: UseRows
-) -> None:
-    """The second of two parts fails: both are computed again, in smaller parts."""
-    monkeypatch.setattr(layers, "_FEW", 0)
-    found = []
-    for rows in (1, 2):
-        use_rows(rows)
-        run = make_run("training.memory_budget=1GiB", "model.dropout=0.0", name=f"rows{rows}")
-        trainer = run.trainer()
-        parts: list[int] = []
-
-        def full(batch: Batch, _: object, rows: int = rows, parts: list[int] = parts) -> None:
-            parts.append(len(batch.indices))
-            if rows == 2 and parts == [2, 2]:
-                raise MemoryError
-
-        batch = next(trainer.batches)
-        assert len(divide(batch, trainer.budget.plan, Implementations())) == 4 // rows
-        with monkeypatch.context() as patch:
-            watch_losses(patch, full)
-            norm = trainer.gradient([batch]).norm
-        trainer.step.update()
-        assert parts == {1: [1, 1, 1, 1], 2: [2, 2, 1, 1, 1, 1]}[rows]
-        found.append([norm, *(parameter.detach() for parameter in trainer.parameters.values())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 NARROW = ("training.param_dtype=bfloat16", "training.precision=bfloat16")

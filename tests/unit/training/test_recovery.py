@@ -100,17 +100,6 @@ def test_the_best_states_of_the_newest_and_of_the_one_before_are_kept(
     assert sorted(path.name for path in run.folder.states.iterdir()) == ["00002", "00006", "00008"]
 
 
-def test_the_parameters_of_the_checkpoint_before_are_kept(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if it is neither the best nor among the last that a recipe keeps: a damaged newest one leads back to it."""
-    values = iter((2.0, 3.0, 4.0, 5.0))
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
-    folder = make_run("training.keep_last_params=1").trained().folder
-    assert sorted(folder.numbered_parameters()) == [2, 6, 8]
-    assert [folder.hypotheses(update).exists() for update in (2, 4, 6, 8)] == [True, False, True, True]
-
-
 def test_without_a_state_that_can_be_read_nothing_is_touched(run: Run) -> None:
     for number in ("00004", "00006"):
         flip(run.folder.states / number / "optimizer.safetensors")

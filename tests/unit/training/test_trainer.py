@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -127,14 +126,6 @@ def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
         assert figures.updates == round(9 * trainer.batches.batches_per_epoch / 2)
         assert trainer.state.since_log.tokens == (0 if update == 3 else sum(tokens))
     assert trainer.state.target_tokens == sum(tokens for _, _, tokens in taken)
-
-
-def test_the_loss_of_each_log_line_is_that_since_the_line_before(make_run: MakeRun) -> None:
-    """As that of a row of metrics is where both have the same interval."""
-    run = make_run("training.log_interval=2", "training.max_updates=6").trained()
-    logged = re.findall(r"^update (\d+)  loss ([\d.]+)", run.said(), re.MULTILINE)
-    assert logged == [(f"{row['update']:.0f}", f"{row['train_loss']:.4f}") for row in metrics(run.folder)]
-    assert len(logged) == 3
 
 
 def test_the_seconds_of_a_run_are_of_all_its_parts_with_validation(

@@ -159,6 +159,7 @@ LANGUAGE_MODEL: dict[str, tuple[str, Plain]] = {
     "plain": ("", Plain()),
     "windows": ("training.bptt=7 training.batch={size: 4}", Plain()),
     "interval and norm": (f"training.update_interval=2 {NORM}", Plain(batches=2, clip=clip_norm)),
+    "budget": ("training.memory_budget=1GiB", Plain()),
     "penalties": (
         "training.activation_regularization=2.0 training.temporal_activation_regularization=3.0",
         Plain(activation=2.0, temporal=3.0),
