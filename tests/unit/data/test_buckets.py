@@ -107,12 +107,6 @@ def test_pairs_of_a_derived_bucket_stand_in_the_order_of_their_lengths() -> None
     assert found.alike.tolist() == [2, 1, 1, 1, 1, 1]
 
 
-def test_table_of_derived_buckets_has_a_row_each() -> None:
-    counts = count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)]))
-    table = bucket_table(counts, Derived(2, PairFlops(1, 1, 0)))
-    assert [tuple(row) for row in table] == [(4, 4, 4, 2, 8 + 5, 16), (7, 10, 10, 2, 13 + 13, 34)]
-
-
 def test_more_pairs_of_lengths_than_16_bits_count_are_told_apart() -> None:
     """A grid of 260 x 260 lengths, each once, from the longest to the shortest."""
     source, target = (side.ravel()[::-1].astype(np.int32) for side in np.mgrid[:260, :260])

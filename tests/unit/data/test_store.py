@@ -309,14 +309,6 @@ class TestRefused:
         ):
             run(max_length=1)
 
-    def test_a_folder_with_other_things(self, run: Prepare, tmp_path: Path) -> None:
-        precious = tmp_path / "store" / "thesis.txt"
-        precious.parent.mkdir()
-        precious.write_text("years of work")
-        with pytest.raises(InputError, match="the folder contains other files"):
-            run()
-        assert precious.read_text() == "years of work"
-
     def test_a_description_that_is_not_ours(self, run: Prepare, tmp_path: Path) -> None:
         meta = tmp_path / "store" / "meta.json"
         meta.parent.mkdir()

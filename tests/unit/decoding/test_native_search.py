@@ -146,16 +146,6 @@ def test_words_with_equal_probabilities_keep_their_order(precision: torch.dtype,
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.int8])
-def test_a_sentence_does_not_depend_on_its_batch(precision: torch.dtype) -> None:
-    model, options = IncrementalModel(make_model("deep"), precision), SearchOptions(beam_size=4, nbest_size=2)
-    together = native_search(model, *BATCH, options)
-    for number, source in enumerate(SOURCES):
-        alone = *pad_sources([source], torch.device("cpu")), LIMITS[number : number + 1]
-        tolerance = 1e-4 if precision == torch.float32 else 0.01
-        agree(native_search(model, *alone, options), [together[number]], tolerance)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.int8])
 def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -> None:
     torch.manual_seed(4)
     model = IncrementalModel(make_model("tied"), precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -49,10 +50,16 @@ def test_the_search_stops_early_only_when_nothing_better_can_come(seed: int) -> 
 
 Ended = tuple[float, float, tuple[int, ...], bool]
 """Score, log-probability, ids, and True if the limit was reached."""
+Added = Callable[[tuple[int, ...]], Sequence[float]]
 
 
-def step_by_step(model: ToyModel, sentence: int, limit: int, **named: Any) -> tuple[list[Ended], list[int]]:
-    """The search of one sentence by its definition; returns the n best and the number of rows of each step."""
+def step_by_step(
+    model: ToyModel, sentence: int, limit: int, added: Added = lambda _: (), **named: Any
+) -> tuple[list[Ended], list[int]]:
+    """The search of one sentence by its definition; returns the n best and the number of rows of each step.
+
+    ``added``: what another model adds to the log-probability of each token and EOS.
+    """
     given = SearchOptions(**named)
     limit = max(limit, given.min_output_length)
 
@@ -80,12 +87,14 @@ def step_by_step(model: ToyModel, sentence: int, limit: int, **named: Any) -> tu
                 ):
                     continue
                 value = values[token] * (given.repetition_penalty if token in ids else 1.0)
+                more = added(ids if token == EOS else (*ids, token))
+                value += more[len(ids)] if more else 0.0
                 found.append((total + value - (given.unk_penalty if token == UNK else 0.0), (*ids, token)))
         kept = sorted(found, reverse=True)[:free]
         position = len(rows)
         for _, ids in kept:
             if ids[-1] == EOS:
-                figures = judged(model, sentence, ids[:-1], **named)
+                figures = judged(model, sentence, ids[:-1], added(ids[:-1]), **named)
                 assert figures is not None
                 ended.append((*figures, ids[:-1], position == limit + 1))
         ended.sort(key=lambda each: -each[0])

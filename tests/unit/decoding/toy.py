@@ -207,12 +207,3 @@ def assert_same(
             assert (one.attention is None) == (other.attention is None)
             if one.attention is not None:
                 torch.testing.assert_close(one.attention, other.attention, atol=within, rtol=0)
-
-
-def assert_alone_as_together(
-    model: ToyModel, sentences: Sequence[int], limits: Sequence[int], within: float, **options: Any
-) -> None:
-    """Checks that each sentence has the hypotheses alone that it has in a batch."""
-    together = search(model, sentences, limits, **options)
-    for sentence, limit, expected in zip(sentences, limits, together, strict=True):
-        assert_same(search(model, [sentence], [limit], **options), [expected], within)

@@ -121,7 +121,9 @@ def test_a_saved_plan_is_taken_over(planned: Planned, monkeypatch: pytest.Monkey
     monkeypatch.delattr(Planner, "allot")
     run.train()
     assert "micro-batches" in run.said()
-    assert {entry.rows for entry in run.trainer().budget.plan} == {2}
+    trainer = run.trainer()
+    assert {entry.rows for entry in trainer.budget.plan} == {2}
+    assert {entry[:2] for entry in trainer.budget.plan} == {shape[:2] for shape in trainer.batches.shapes()}
 
 
 def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeRun, planned: Planned) -> None:

@@ -141,16 +141,6 @@ def test_a_description_without_a_key_of_today_has_its_default(copy: Run) -> None
                 load_model(copy.folder.path)
 
 
-def test_a_lean_export_translates_like_the_whole_folder(trained: Run, tmp_path: Path) -> None:
-    target = export_model(trained.folder.path, tmp_path / "lean")
-    names = {"params.best.safetensors", "recipe.yaml", "vocab.source.txt", "vocab.target.txt"}
-    assert {path.name for path in target.iterdir()} == names
-    whole, lean = load_model(trained.folder.path), load_model(target)
-    assert_same_bits(parameters(lean.model), parameters(whole.model))
-    with refused("lean: exists already; use a new folder"):
-        export_model(trained.folder.path, target)
-
-
 @pytest.mark.parametrize("last", [1, 2])
 def test_the_best_and_the_last_are_kept(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, last: int

@@ -207,13 +207,3 @@ def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitt
         assert "no CUDA graph" not in run.console.file.getvalue()  # type: ignore[attr-defined]
     for key in ("valid_perplexity", "train_loss", "gradient_norm"):
         assert found["auto"][key] == pytest.approx(found["off"][key], rel=1e-3)
-
-
-@pytest.mark.cuda
-def test_on_a_gpu_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
-    rest = ("training.device=cuda", "training.precision=float32", AT_ONCE)
-    make_run(*rest, name="whole").train()
-    for updates in (4, 8, 12):
-        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
-    found, wanted = (metrics(make_run(name=name).folder)[-1] for name in ("parts", "whole"))
-    assert found["valid_perplexity"] == pytest.approx(wanted["valid_perplexity"], rel=1e-4)

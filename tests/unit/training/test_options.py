@@ -12,21 +12,17 @@ import pytest
 import sacrebleu
 import torch
 import yaml
-from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.folder import Commit
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.config.recipe import recipe_text
 from econmt.engine.parameters import in_float32
-from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
-from econmt.model import layers
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
 from tests.unit.engine.toy import assert_same_bits, parameters
-from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import MakeRun, metrics
 
 
@@ -152,59 +148,6 @@ def test_a_folder_of_an_earlier_version_goes_on(make_run: MakeRun) -> None:
     message = r"recipe.yaml:\d+: model.lhuc is no longer supported; remove it, and train"
     with pytest.raises(InputError, match=message):
         load_model(parts.folder.path)
-
-
-JOINT = "data.subwords={type: bpe, size: 30, joint: true}"
-VARIANTS: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "momentum": ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}",),
-    "embedding dropout": ("model.dropout={embedding: 0.3}",),
-    "several batches": ("training.update_interval=3",),
-    "micro-batches": ("training.memory_budget=1GiB",),
-    "src_trg": (JOINT, "model.weight_tying=src_trg"),
-    "trg_softmax": ("model.weight_tying=trg_softmax",),
-    "src_trg_softmax": (JOINT, "model.weight_tying=src_trg_softmax"),
-    "no input feeding": ("model.decoder={input_feeding: false, size: 8}",),
-}
-
-
-@pytest.fixture
-def layouts(monkeypatch: pytest.MonkeyPatch) -> set[torch.layout]:
-    """The layouts of the gradients from which updates are made, but for those of which memory is estimated."""
-    found: set[torch.layout] = set()
-    update = TrainingStep.update
-
-    def noted(step: TrainingStep) -> None:
-        gradients = [part.grad for part in step.model.parameters() if part.grad is not None]
-        found.update(each.layout for each in gradients if not isinstance(each, FakeTensor))
-        update(step)
-
-    monkeypatch.setattr(TrainingStep, "update", noted)
-    return found
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_run_learns_the_same(
-    make_run: MakeRun,
-    monkeypatch: pytest.MonkeyPatch,
-    use_rows: UseRows,
-    layouts: set[torch.layout],
-    name: str,
-) -> None:
-    use_rows(2)
-    rows, short = [], ("training.max_updates=4", "training.gradient_clipping.threshold=0.5")
-    for few in (0, 10**9):
-        monkeypatch.setattr(layers, "_FEW", few)
-        layouts.clear()
-        run = make_run(*VARIANTS[name], *short, name=str(few)).trained()
-        # Gradients that others are added to are made dense, and so are those of a matrix that is an output layer too.
-        dense = few > 0 or name in ("several batches", "micro-batches", "src_trg_softmax")
-        assert (torch.sparse_coo not in layouts) == dense
-        rows.append(metrics(run.folder))
-    for sparse, dense in zip(*rows, strict=True):
-        assert sparse["train_loss"] == pytest.approx(dense["train_loss"], rel=1e-5)
-        assert sparse["valid_perplexity"] == pytest.approx(dense["valid_perplexity"], rel=1e-5)
 
 
 NARROW = ("training.param_dtype=bfloat16", "training.precision=bfloat16")
