@@ -21,7 +21,7 @@ from econmt.errors import InputError, TrainingError
 from econmt.export.model_folder import export_model
 from tests.conftest import fails_with
 from tests.unit.engine.toy import assert_same_bits, parameters
-from tests.unit.training.tiny import MakeRun, Run, snapshot
+from tests.unit.training.tiny import MakeRun, Run, script, snapshot
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,7 @@ def test_the_best_and_the_last_are_kept(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
     """Two at least, since a damaged newest one leads back to the one before."""
-    found = iter([5.0, 3.0, 4.0, 4.0, 6.0, 7.0])
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    script(monkeypatch, 5.0, 3.0, 4.0, 4.0, 6.0, 7.0)
     kept = []
     for updates in (2, 4, 6, 8, 10, 12):
         run = make_run(f"training.keep_last_params={last}", f"training.max_updates={updates}").trained()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +15,12 @@ import yaml
 from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.folder import Commit
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
-from econmt.config.recipe import recipe_text
 from econmt.engine.parameters import in_float32
 from econmt.errors import InputError
-from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.trainer import Trainer
 from tests.unit.engine.toy import assert_same_bits, parameters
-from tests.unit.training.tiny import MakeRun, metrics
+from tests.unit.training.tiny import MakeRun, leave, metrics
 
 
 @pytest.mark.parametrize(
@@ -54,15 +51,6 @@ def steps(trainer: Trainer, count: int) -> dict[str, torch.Tensor]:
     for _ in range(count):
         trainer._update(Progress.silent())
     return parameters(trainer.model)
-
-
-def leave(trainer: Trainer) -> None:
-    """Saves a run between two checkpoints."""
-    trainer.folder.recipe.write_text(recipe_text(trainer.recipe))
-    interrupts = Interrupts()
-    interrupts.received = signal.SIGTERM
-    with pytest.raises(Interrupted, match="run the same command to resume"):
-        trainer._save_and_stop(interrupts)
 
 
 def test_a_mean_that_another_optimizer_left_begins_anew(make_run: MakeRun) -> None:

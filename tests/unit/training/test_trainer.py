@@ -29,7 +29,7 @@ from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics, not_finite
 from econmt.training.validation import Validation, validate
 from tests.unit.engine.toy import assert_same_bits
-from tests.unit.training.tiny import MakeRun, metrics, snapshot
+from tests.unit.training.tiny import MakeRun, metrics, script, snapshot
 
 
 def batch_of(trainer: Trainer, indices: Iterable[int], store: Any = None) -> Batch:
@@ -215,12 +215,6 @@ def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_r
 
 
 PLATEAU = ("training.schedule={name: plateau-reduce, reduce_factor: 0.5, reduce_num_not_improved: 1}",)
-
-
-def script(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
-    """Makes validation find these perplexities, one a checkpoint."""
-    values = iter(perplexities)
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
 
 
 def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
