@@ -349,21 +349,6 @@ class TestFailureInTheMiddle:
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_the_same_text_gives_the_same_store(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
-    stores = [tmp_path / name for name in ("one", "two")]
-    for store in stores:
-        prepare(make_recipe(), store, [corpus], show_progress=False)
-    for name in ("train.tokens", "train.index", "subwords.model", "valid.tokens"):
-        assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
-
-
-def test_description_can_be_read_by_people_and_holds_checksums(run: Prepare, corpus: Path) -> None:
-    run()
-    meta = json.loads((Path("store") / "meta.json").read_text(encoding="utf-8"))
-    assert [Path(entry["path"]).name for entry in meta["files"]][:2] == ["train.en", "train.de"]
-    assert all(len(entry["sha256"]) == 64 for entry in meta["files"])
-
-
 def test_place_of_the_store(make_recipe: MakeRecipe) -> None:
     assert store_folder(make_recipe()) == Path("model/prepared")
     assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")

@@ -30,11 +30,10 @@ from econmt.training.trainer import Trainer
 from econmt.training.validation import validate
 from econmt_memory.measure.ledger import OutsideMemory
 from econmt_ops.dispatch.device_limits import H200
-from tests.unit.training.conftest import UseRows
+from tests.unit.training.conftest import LEAN, UseRows
 from tests.unit.training.test_trainer import batch_of, gradients
 from tests.unit.training.tiny import MakeRun, Run, snapshot, watch_losses
 
-LEAN = Implementations.everywhere("recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
 # Plans from the real estimator: the same model in all tests, so that what one has estimated another knows.
