@@ -176,13 +176,7 @@ def test_rank_zero_gets_the_optimizer_s_state_of_all() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "slow"),
-    [
-        ([3.0], []),
-        ([1.0, 1.5, 1.0], []),
-        ([1.0, 1.51, 1.0], [1]),
-        ([3.0, 1.0], [0]),
-        ([2.0, 9.0, 2.0, 4.0], [1, 3]),
-    ],
+    [([1.0, 1.5, 1.0], []), ([1.0, 1.51, 1.0], [1]), ([3.0, 1.0], [0]), ([2.0, 9.0, 2.0, 4.0], [1, 3])],
 )
 def test_slow_ranks_are_told_by_all(seconds: list[float], slow: list[int]) -> None:
     def job(rank: int, group: Threads) -> list[str]:
