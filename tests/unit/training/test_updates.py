@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,9 @@ def schedule(keys: str, *rates: float) -> tuple[str, Plain]:
     return f"training.schedule={{{keys}}}", Plain(rates=rates)
 
 
+FADING = optimizer("adamw", DECAY, kind=torch.optim.AdamW, weight_decay=0.1)
+"""Updates that change parameters without gradients, too, unless they are fixed."""
+
 TRANSLATION: dict[str, tuple[str, Plain]] = {
     "plain": ("", Plain()),
     "batch": ("training.batch={type: word, size: 20}", Plain()),
@@ -144,8 +147,8 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "mean": ("training.averaging.start=at-once", Plain(weights=(1.0, 0.5))),
     "moving mean": ("training.averaging={start: at-once, decay: 0.4}", Plain(weights=(1.0, 0.6))),
     "names": (
-        "training.fixed_param_names=['.*embedding.*','output.bias']",
-        Plain(frozen=".*embedding.*|output.bias"),
+        f"{FADING[0]} training.fixed_param_names=['.*embedding.*','output.bias']",
+        replace(FADING[1], frozen=".*embedding.*|output.bias"),
     ),
     "src_trg": (f"{JOINT} model.weight_tying=src_trg", Plain()),
     "trg_softmax": ("model.weight_tying=trg_softmax", Plain()),
