@@ -112,7 +112,11 @@ def test_who_may_ask_is_told_by_the_address_not_its_name(
 def test_its_last_line_tells_what_it_refused(
     call: Call, folder: Path, count: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Server, "run", lambda server, _: setattr(server._service, "refused", count))
+    def run(server: Server, _: socket.socket) -> commands.Interrupts:
+        server._service.refused = count
+        return commands.Interrupts()
+
+    monkeypatch.setattr(Server, "run", run)
     ended = call("serve --port 0 -m", folder)
     assert (ended.code, ended.err.splitlines()[-1]) == (0, f"econmt: stopped; {said}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -243,3 +244,10 @@ def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch:
         503,
         {"error": "the server is stopping; ask again when it is back"},
     )
+
+
+def test_a_signal_that_comes_before_the_server_waits_for_one_ends_it(folder: Path) -> None:
+    server = Server(Service([Served([folder], Settings())], Settings(), Keys()))
+    server._server.interrupts.received = signal.SIGTERM
+    with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
+        assert threads.submit(server.run, bound).result(PATIENCE).name == "SIGTERM"
