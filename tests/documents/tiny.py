@@ -218,7 +218,7 @@ def write_texts(folder: Path) -> None:
     for prefix, size in sizes.items():
         _write(folder / f"{prefix}.en", english[:size])
         _write(folder / f"{prefix}.de", german[:size])
-    for name in ("new.en", "report.en", "mine.txt", "training.txt", "test.en", "test_2016_flickr.en"):
+    for name in ("new.en", "report.en", "mine.txt", "training.txt", "test_2016_flickr.en"):
         _write(folder / name, english[:4])
     for name, lines in (
         ("new.en", english),
@@ -234,20 +234,17 @@ def write_texts(folder: Path) -> None:
         _write(folder / "en-vi" / f"{split}.vi", german[:size])
     for split, size in (("train", 64), ("valid", 12), ("test", 12)):
         _write(folder / "corpora" / "ptb" / f"ptb.{split}.txt", english[:size])
-    for name in ("test.de", "test_2016_flickr.de"):
-        _write(folder / name, german[:4])
+    _write(folder / "test_2016_flickr.de", german[:4])
     _write(folder / "baseline.de", german[:6])
     _write(folder / "terms.tsv", ["dog\tHund"])
     _write(folder / "avoid.txt", ["Kater"])
     _write(folder / "test.jsonl", [json.dumps({"text": english[0], "constraints": ["Hund"]})])
-    for name, tag in (("pos", "NOUN"), ("case", "low")):
-        for prefix, size in (("talks/train", 64), ("talks/valid", 6), ("test", 4)):
-            _write(
-                folder / f"{prefix}.{name}", [" ".join([tag] * len(line.split())) for line in english[:size]]
-            )
-    for prefix, size in (("talks/train", 64), ("talks/valid", 6)):
+    for prefix, size in (("talks/train", 64), ("talks/valid", 6), ("test", 4)):
         _write(folder / f"{prefix}.en", english[:size])
         _write(folder / f"{prefix}.de", german[:size])
+        for name, tag in (("pos", "NOUN"), ("case", "low")):
+            tags = [" ".join([tag] * len(line.split())) for line in english[:size]]
+            _write(folder / f"{prefix}.{name}", tags)
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

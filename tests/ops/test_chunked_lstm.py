@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import econmt_ops
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.core.chunks import split_blocks
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm import chunked, unrolled
 from econmt_ops.lstm.chunked import ChunkedLSTM
@@ -79,35 +78,6 @@ def test_equals_one_call(
     assert_close(*gradients, 1e-12)
 
 
-@each_implementation("lstm")
-@FULL
-def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str, device: str) -> None:
-    steps = 6
-    lengths = None if full else torch.tensor([steps, 0, 4])
-    alone, own = leaves(device, steps), leaves(device, steps)
-    gate_gradient = torch.zeros(
-        steps, BATCH, 4 * HIDDEN, dtype=torch.float64, device=device, requires_grad=True
-    )
-    made = []
-    for given, options in ((alone, {}), (own, {"gate_gradient": gate_gradient})):
-        layer, first = LSTMWeights(given["input"], given["hidden"], given["bias"]), (given["h"], given["c"])
-        more = {"state": (first,), "lengths": lengths, "implementation": implementation, **options}
-        outputs, (state,) = lstm(given["inputs"], (layer,), **more)
-        loss_of(outputs, state).backward()  # type: ignore[no-untyped-call]
-        made.append(outputs)
-    assert [name for name, leaf in own.items() if leaf.grad is None] == ["input", "hidden", "bias"]
-    dgates = gate_gradient.grad
-    before = torch.cat([own["h"].unsqueeze(0), made[1].transpose(0, 1)[:-1]])
-    found = {
-        **{name: leaf.grad for name, leaf in own.items() if leaf.grad is not None},
-        "input": torch.einsum("tbg,tbi->gi", dgates, own["inputs"].transpose(0, 1)),
-        "hidden": torch.einsum("tbg,tbh->gh", dgates, before),
-        "bias": dgates.sum((0, 1)),
-    }
-    for name, leaf in alone.items():
-        assert_close([found[name]], [leaf.grad], 1e-12)
-
-
 def test_weights_are_cast_once_and_sums_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("add_outer", "cast_weights"):
@@ -145,29 +115,6 @@ def test_the_next_update_reads_the_weights_as_they_are_then() -> None:
         loss_of(outputs.float(), state).backward()  # type: ignore[no-untyped-call]
         layer.backward()
     assert not torch.equal(*found)
-
-
-@pytest.mark.parametrize("wrong", ["shape", "layers", "reverse"])
-def test_what_a_probe_does_not_go_with_is_refused(wrong: str) -> None:
-    own = leaves("cpu", 4)
-    layers = (LSTMWeights(own["input"], own["hidden"], own["bias"]),)
-    square = LSTMWeights(own["hidden"], own["hidden"], own["bias"])
-    gate_gradient = own["inputs"].new_zeros(3 if wrong == "shape" else 4, BATCH, 4 * HIDDEN)
-    with pytest.raises(ValueError, match=r"lstm: gate_gradient (must be|requires one layer of LSTMWeights)"):
-        lstm(
-            own["inputs"],
-            (*layers, square) if wrong == "layers" else layers,
-            gate_gradient=gate_gradient,
-            reverse=wrong == "reverse",
-        )
-
-
-def test_large_blocks_are_nearly_even() -> None:
-    """Echo's batch: four launches as with blocks of 32 steps, and a first block that has room for copies."""
-    blocks = split_blocks(100, 128, 512, torch.bfloat16, large=True)
-    assert blocks == [(0, 22), (22, 48), (48, 74), (74, 100)]
-    assert split_blocks(3, 128, 512, torch.bfloat16, large=True) == [(0, 3)]
-    assert split_blocks(0, 128, 512, torch.bfloat16, large=True) == []
 
 
 each_way = pytest.mark.parametrize("implementation", ["reference", "recompute"])

@@ -22,6 +22,8 @@ def test_blocks_of_steps_fit_the_workspace(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, large: bool
 ) -> None:
     """All of one length but the first, which is not longer; large ones are as few as may be, and nearly even."""
+    echo = split_blocks(100, 128, 512, torch.bfloat16, large=True)
+    assert echo == [(0, 22), (22, 48), (48, 74), (74, 100)], "the first one has room for copies"
     monkeypatch.setattr(chunks, "_BLOCK_BYTES", 960)
     monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 1920)
     for steps, batch, hidden, stash in product(

@@ -37,14 +37,6 @@ def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
     assert sorted(ratio.round().unique().tolist()) == [0.0, 2.0]
 
 
-def test_lstm_refuses() -> None:
-    module = LSTM(3, 4, 2, batch_first=True)
-    with pytest.raises(RuntimeError, match=r"Expected hidden\[0\] size \(2, 5, 4\), got \[1, 5, 4\]"):
-        module(torch.ones(5, 2, 3), (torch.ones(1, 5, 4), torch.ones(2, 5, 4)))
-    with pytest.raises(RuntimeError, match=r"Expected hidden\[1\] size \(2, 5, 4\), got \[2, 5, 3\]"):
-        module(torch.ones(5, 2, 3), (torch.ones(2, 5, 4), torch.ones(2, 5, 3)))
-
-
 @pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer_norm"])
 def test_additive_attention(layer_norm: bool, device: str) -> None:
     module = AdditiveAttention(5, 6, 7, layer_norm=layer_norm).to(device)

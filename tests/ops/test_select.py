@@ -117,14 +117,6 @@ def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:
     assert resolved("auto", made(), VARIABLE) == "reference"
 
 
-def test_auto_keeps_what_is_fastest() -> None:
-    available = made(recompute=LOOPS, triton=KERNELS)
-    assert resolved("auto", available, VARIABLE) == "recompute/gates"
-    assert resolved("auto", available, VARIABLE, "outputs") == "recompute/outputs"
-    assert resolved("recompute", available, VARIABLE) == "recompute"
-    assert resolved("auto", available) == "reference"
-
-
 def test_a_call_alone_keeps_the_gates_and_a_model_as_little_as_its_kernels_can_do_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from econmt_memory.estimate.allocator import CUBLAS_WORKSPACES
+from econmt_memory.estimate.allocator import cublas_workspaces
 from econmt_memory.measure import scopes
 from econmt_memory.measure.allocations import OUTSIDE, recorded
 from econmt_memory.measure.ops_package import whole_operators
@@ -157,10 +157,9 @@ class StepRecorder(MemoryRecord):
 
     def _note_workspaces(self, segments: Sequence[dict[str, Any]]) -> None:
         """Notes the blocks of a GPU's allocator that are as large as a workspace of cuBLAS, which no tensor shows."""
-        for block in (
-            each for segment in segments if segment["device"] == self._index for each in segment["blocks"]
-        ):
-            if block["state"] == "active_allocated" and block["size"] in CUBLAS_WORKSPACES:
+        own = (segment["blocks"] for segment in segments if segment["device"] == self._index)
+        for block in chain.from_iterable(own):
+            if block["state"] == "active_allocated" and block["size"] in cublas_workspaces():
                 self._notes["use"].append((0, block["address"], block["size"], (block["size"],), torch.uint8))
 
     def settle(self) -> None:
@@ -326,7 +325,7 @@ class _StepMemory:
         """Labels what is alive at the end, has the size of a workspace of cuBLAS, and was never part of a tensor."""
         for storage in self._at.values() if self._on_gpu else ():
             is_raw = storage.shape == (storage.size,) and storage.category is storage.kept_by is None
-            if storage.size in CUBLAS_WORKSPACES and is_raw:
+            if storage.size in cublas_workspaces() and is_raw:
                 storage.category, storage.layer, storage.operator = "workspace", "cuBLAS", "cuBLAS"
 
     def label(self, _nanoseconds: int, address: int, category: str, layer: str) -> None:

@@ -26,8 +26,7 @@ CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_WORKSPACE = 32 << 20
 """Bytes of cuBLAS's workspace by default on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
 
-Each thread has its own workspace (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have their own thread.
-Both workspaces persist from the first step on; in a CUDA graph the first is freed before the second is allocated.
+Each thread has a lasting one, that of backward passes, too (ATen/cuda/CublasHandlePool.cpp); a graph frees the first.
 """
 
 
@@ -42,8 +41,10 @@ def cublas_workspace(unset: str = "") -> int:
     return sum(int(kibibytes) * int(count) for kibibytes, count in sizes) << 10 or _CUBLAS_WORKSPACE
 
 
-CUBLAS_WORKSPACES = {cublas_workspace(), cublas_workspace(":4096:2:16:8")}
-"""Sizes of workspaces on GPUs of compute capability 9.0 and on others."""
+def cublas_workspaces() -> set[int]:
+    """Returns the sizes of workspaces on GPUs of compute capability 9.0 and on others."""
+    return {cublas_workspace(), cublas_workspace(":4096:2:16:8")}
+
 
 _Pool = list[tuple[int, int]]
 """Free blocks, as (size, address) in ascending order."""

@@ -155,14 +155,6 @@ def test_sizes_of_chunks() -> None:
             assert 1 <= kernels._chunk_rows(rows, row_bytes, most) <= max(1, most // row_bytes)
 
 
-def test_no_rows(device: str) -> None:
-    given = moved(arguments(0, 3, 5, True), device)
-    options = {"label_smoothing": 0.1, "ignore_index": -1, "reduction": "sum"}
-    loss, *gradients = results(linear_cross_entropy, given, torch.ones((), device=device), **options)
-    assert loss.eq(0)
-    assert all(gradient.eq(0).all() for gradient in gradients)
-
-
 def test_rows_that_do_not_count_may_hold_anything(device: str) -> None:
     given = moved(arguments(6, 3, 5, True), device)
     poisoned = {**given, "hidden": given["hidden"].clone()}

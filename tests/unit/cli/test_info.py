@@ -18,6 +18,7 @@ from econmt.checkpoint import folder
 from econmt.cli.info import describe, disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
+from tests.conftest import fails_with
 from tests.golden import assert_golden
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
@@ -121,14 +122,11 @@ def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path) -> No
 
 
 def test_metrics_without_an_update_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
     (tmp_path / "metrics.tsv").write_text("bleu\n1.0\n")
     with pytest.raises(InputError, match="not a table of metrics"):
         read_metrics(tmp_path / "metrics.tsv")
     assert read_metrics(tmp_path / "none.tsv") == []
-    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "open", fails_with(PermissionError(13, "Permission denied")))
     with pytest.raises(InputError, match=r"metrics\.tsv: cannot be read: Permission denied"):
         read_metrics(tmp_path / "metrics.tsv")
 
@@ -173,13 +171,6 @@ def test_only_new_or_empty_folders_are_used(call: Call, word_model: Path, tmp_pa
     assert [path.name for path in made.iterdir()] == ["thesis.txt"]
     (made / "thesis.txt").unlink()
     assert call(*words(verb, word_model, made)).code == 0
-
-
-def test_what_a_killed_command_left_is_removed(call: Call, word_model: Path, tmp_path: Path) -> None:
-    for number in (999999999, os.getppid()):
-        (tmp_path / f".made.{number}.partial").mkdir()
-    assert call("export", word_model, tmp_path / "made").code == 0
-    assert {path.name for path in tmp_path.glob(".made.*")} == {f".made.{os.getppid()}.partial"}
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
@@ -280,7 +271,6 @@ def test_what_cannot_be_averaged_is_one_clear_line(
         words.write("extra\n")
     for model, made, message in (
         (lean, new, "no checkpoint with metrics"),
-        (word_model, lean, "exists already"),
         (copy, new, "belongs to another vocabulary"),
     ):
         failure(call("average", "-m", model, "-o", made), message)

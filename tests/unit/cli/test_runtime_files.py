@@ -140,18 +140,6 @@ def test_a_file_is_a_program(whole: Path, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_file_on_the_path_translates(whole: Path, tmp_path: Path, temporary: Path) -> None:
-    code = (
-        "import sys; sys.modules['econmt_ops'] = None  # whose library would do, too\n"
-        "import econmt_runtime as e; print(e.__file__, e.load('../whole.pyz').translate(['a b'])[0].text)"
-    )
-    (whole.parent / "below").mkdir(exist_ok=True)
-    done = run_python("-c", code, env={"PYTHONPATH": str(whole)}, cwd=whole.parent / "below", check=False)
-    expected = f"{whole}/econmt_runtime/__init__.py {run(whole, text=b'a b').stdout.decode()}"
-    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
-    assert list(temporary.iterdir()) == []
-
-
 def test_nothing_is_overwritten(model: Path, call: Call, tmp_path: Path) -> None:
     file, folder = tmp_path / "file.pyz", tmp_path / "folder.pyz"
     file.write_bytes(b"kept")

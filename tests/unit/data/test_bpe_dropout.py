@@ -114,15 +114,6 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
     assert all(abs(theirs[cut] / 4000 - probability) < 0.05 for cut, probability in expected[2].items())
 
 
-def test_sampled_text_reads_the_same(vocabulary: SentencePieceVocabulary) -> None:
-    sampler, gaps = BpeSampler(vocabulary, 0.4), gaps_of(2, 0.4)
-    for source, _ in text(30):
-        ids = vocabulary.encode(source)
-        cut = sampler.sample(ids, gaps)
-        assert vocabulary.decode(cut) == source
-        assert cut != ids
-
-
 def test_words_with_unknown_parts_stay(vocabulary: SentencePieceVocabulary) -> None:
     sampler, gaps = BpeSampler(vocabulary, 0.5), gaps_of(3, 0.5)
     assert sampler.sample([], gaps) == []

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from econmt.config.recipe import Mixing, Recipe, parse_recipe, recipe_text
+from econmt.config.recipe import Mixing, Recipe
 from econmt.data.batching import noise as noises
 from econmt.data.batching.batches import Batch, BatchIterator, training_batches
 from econmt.data.batching.bucket_shapes import Derived
@@ -354,10 +354,3 @@ def test_what_does_not_fit_is_refused(make_recipe: Make, changes: dict[str, Any]
     with pytest.raises(ValidationError) as refused:
         make_recipe(train=["a", "b"], **changes)
     assert message in str(refused.value)
-
-
-def test_a_recipe_is_written_as_it_is_read(make_recipe: Make) -> None:
-    mixing = {"weights": [[1, 2], [1, 0]], "epochs": [3]}
-    recipe = make_recipe(train=["a", "b"], tags=["", "<BT>"], mixing=mixing, noise={"typos": 0.1})
-    assert parse_recipe(recipe_text(recipe), "here") == recipe
-    assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe

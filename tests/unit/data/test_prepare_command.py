@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from econmt.cli.main import main
-from econmt.data.batching.store import open_prepared
 from econmt.data.files import describe, is_as_described
 from econmt.errors import InputError
 from econmt_memory.report.tables import format_bytes
@@ -67,12 +66,6 @@ def test_second_run_is_the_same_report_without_work(econmt: Command) -> None:
     assert "vocabulary  source 60, target 60 (joint)" in first[1]
     assert "Training leaves out pairs" not in first[1]
     assert Path("model/prepared/train.tokens").stat().st_ino == made
-
-
-def test_output_folder(econmt: Command) -> None:
-    assert econmt("--output", "elsewhere/store")[0] == 0
-    assert len(open_prepared(Path("elsewhere/store")).train) == 200
-    assert not Path("model").exists()
 
 
 def test_bad_text_gets_one_clear_line(econmt: Command, corpus: Path) -> None:

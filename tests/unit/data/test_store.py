@@ -309,19 +309,6 @@ class TestRefused:
         ):
             run(max_length=1)
 
-    def test_only_empty_pairs(self, run: Prepare, corpus: Path) -> None:
-        put(corpus, "train", "a\n\n", "\nx\n")
-        with pytest.raises(InputError, match=r"no training pair is left of 2: .* 2 with an empty side"):
-            run(empty_lines="skip", subwords={"type": "words"})
-
-    def test_a_folder_with_other_things(self, run: Prepare, tmp_path: Path) -> None:
-        precious = tmp_path / "store" / "thesis.txt"
-        precious.parent.mkdir()
-        precious.write_text("years of work")
-        with pytest.raises(InputError, match="the folder contains other files"):
-            run()
-        assert precious.read_text() == "years of work"
-
     def test_a_description_that_is_not_ours(self, run: Prepare, tmp_path: Path) -> None:
         meta = tmp_path / "store" / "meta.json"
         meta.parent.mkdir()
@@ -360,21 +347,6 @@ class TestFailureInTheMiddle:
         with pytest.raises(InputError, match=r"test\.de:2: not valid UTF-8"):
             run()
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-
-
-def test_the_same_text_gives_the_same_store(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
-    stores = [tmp_path / name for name in ("one", "two")]
-    for store in stores:
-        prepare(make_recipe(), store, [corpus], show_progress=False)
-    for name in ("train.tokens", "train.index", "subwords.model", "valid.tokens"):
-        assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
-
-
-def test_description_can_be_read_by_people_and_holds_checksums(run: Prepare, corpus: Path) -> None:
-    run()
-    meta = json.loads((Path("store") / "meta.json").read_text(encoding="utf-8"))
-    assert [Path(entry["path"]).name for entry in meta["files"]][:2] == ["train.en", "train.de"]
-    assert all(len(entry["sha256"]) == 64 for entry in meta["files"])
 
 
 def test_place_of_the_store(make_recipe: MakeRecipe) -> None:

@@ -17,7 +17,7 @@ from econmt.decoding.constraints.inclusion import MOST_READINGS, Automata, Phras
 from econmt.decoding.search.beam import SearchOptions, beam_search
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, SOURCES, make_model, teacher_forced
-from tests.unit.decoding.toy import JOINS, ToyModel, assert_best, everything, search
+from tests.unit.decoding.toy import JOINS, ToyModel, everything, search
 
 
 def holds(ids: Sequence[int], phrases: Sequence[Phrase]) -> bool:
@@ -42,33 +42,6 @@ def constraints(
     *phrases: Sequence[int], prefix: Sequence[int] = (), ends_word: bool = False
 ) -> DecodingConstraints:
     return DecodingConstraints(tuple(Phrase(tuple(ids), ends_word) for ids in phrases), tuple(prefix))
-
-
-WISHES = [
-    constraints((4,)),
-    constraints((5, 4)),
-    constraints((4, 4), (5,)),
-    constraints((4,), (4,), (4,)),
-    constraints((4, 5), (5, 4)),
-    constraints((4,), (4, 5)),
-    constraints((4,), ends_word=True),
-    constraints((UNK, 4), prefix=(5,)),
-    constraints((4, 5), prefix=(4,)),
-    constraints(prefix=(4, 5, UNK)),
-]
-
-
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_translation_that_holds_what_is_wished(alpha: float) -> None:
-    model = ToyModel(3, end_bias=1.0)
-    options = {"beam_size": 400, "nbest_size": 4, "length_penalty_alpha": alpha}
-    found = search(model, range(len(WISHES)), constraints=WISHES, **options)
-
-    def allowed(sentence: int, ids: tuple[int, ...]) -> bool:
-        wished = WISHES[sentence]
-        return ids[: len(wished.prefix)] == wished.prefix and holds(ids, wished.phrases)
-
-    assert_best(found, model, allowed=allowed, **options)
 
 
 def random_wishes(seed: int, count: int) -> list[DecodingConstraints]:

@@ -250,8 +250,3 @@ def test_lines_blanks_and_separators_come_back(target: str) -> None:
     if target == "ja":
         expected = " ONE.TWO.\n\n\tTHREE\r\n  \nFOUR.FIVE.SIX.\n"
     assert in_capitals(passage) == expected
-
-
-def test_languages_without_blanks_get_them() -> None:
-    assert in_capitals(plain_passage("一。二！三", division(sentence_spans, "en"))) == "一。 二！ 三"
-    assert in_capitals(plain_passage("一。二！三", division(sentence_spans, "zh"))) == "一。二！三"

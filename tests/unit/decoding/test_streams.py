@@ -98,13 +98,6 @@ def test_a_pipe_that_pauses_gives_what_it_has(
     assert list(chunks) == []
 
 
-def test_a_full_pipe_fills_its_chunks(pipe: tuple[int, Callable[[bytes], None], Callable[[], None]]) -> None:
-    reader, write, close = pipe
-    write(b"a\nb\nc\nd\ne\n")
-    close()
-    assert list(read_chunks(reader, 2)) == [["a", "b"], ["c", "d"], ["e"]]
-
-
 def test_decode_line_leaves_spaces_alone() -> None:
     assert decode_line(b" a \t\r\n", "text", 2) == " a \t"
 

@@ -199,8 +199,6 @@ def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
 
 def test_batches_by_length() -> None:
     assert batches_by_length([3, 9, 1, 9, 4], 2, 1000) == [[1, 3], [4, 0], [2]]
-    # A batch is bounded in tokens too, but a sentence beyond the bound goes alone.
-    assert batches_by_length([50, 4, 4, 4], 3, 9) == [[0], [1, 2], [3]]
     assert batches_by_length([], 2, 10) == []
     for lengths in product((1, 2, 3, 5), repeat=4):
         in_order = sorted(range(4), key=lambda index, lengths=lengths: -lengths[index])

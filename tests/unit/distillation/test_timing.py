@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import econmt
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt_distill import timing
 from econmt_distill.opening import open_teacher
 from econmt_distill.teachers import TeacherChoice
@@ -164,17 +164,22 @@ def test_a_model_folder_translates_as_econmt_does(
     assert not capsys.readouterr().err
 
 
+def test_lines_are_too_long_beyond_those_that_the_teacher_learnt(word_model: Path) -> None:
+    most = econmt.load(word_model, device="cpu").recipe.pairs.max_length
+    too_long = TeacherChoice(folder=word_model).longer_than_training()
+    assert too_long is not None
+    fits, over = "a " * most, "a " * (most + 1)
+    assert [too_long(*texts) for texts in ((fits, fits), (over, "A"), ("a", over))] == [False, True, True]
+
+
 def test_the_files_of_a_teacher_are_those_that_translate(word_model: Path) -> None:
     names = ("recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt")
     assert list(TeacherChoice(folder=word_model).files) == [f"the teacher's {name}" for name in names]
 
 
-def test_what_cannot_teach_is_told(word_model: Path, tmp_path: Path) -> None:
+def test_a_folder_says_how_it_teaches(word_model: Path, tmp_path: Path) -> None:
     choice = TeacherChoice(folder=word_model)
     assert choice.with_nbest(None).nbest_size == 2, "the beam size of its recipe"
-    assert replace(choice, beam_size=9).with_nbest(None).nbest_size == 5
-    with pytest.raises(InputError, match="--nbest-size 4: more than the teacher's beam size of 3"):
-        replace(choice, beam_size=3).with_nbest(4)
     (tmp_path / "config.json").write_text("{}")
     assert TeacherChoice(folder=tmp_path).kind == "transformers"
 

@@ -228,3 +228,37 @@ def test_every_rank_has_what_the_owners_made(
         for number, each in enumerate(parameters):
             expected = 100 + 10 * owners[number] + number if number in owners else -1.0
             assert torch.equal(each, torch.full_like(each, expected)), number
+
+
+@pytest.mark.parametrize(("ids", "travels"), [([1, 1, 4], "gather"), ([0, 1, 2, 3, 4, 5], "all_reduce")])
+def test_rows_travel_where_they_are_fewer_in_every_step(
+    monkeypatch: pytest.MonkeyPatch, ids: list[int], travels: str
+) -> None:
+    """As rows or as a table; a later step sends no more than the first."""
+    sent: list[str] = []
+
+    def noting(name: str) -> Callable[[Threads, Tensor], Any]:
+        real = getattr(Threads, name)
+
+        def noted(group: Threads, tensor: Tensor) -> Any:
+            sent.extend([name] * (group._rank == 0 and tensor.is_floating_point() and tensor.numel() > 1))
+            return real(group, tensor)
+
+        return noted
+
+    for name in ("gather", "all_reduce"):
+        monkeypatch.setattr(Threads, name, noting(name))
+
+    def job(rank: int, group: Threads) -> Tensor:
+        table = nn.Embedding(6, 2, sparse=True)
+        sums = BucketedReduction([table.weight], group, torch.float32)
+        for _ in range(3):
+            table.weight.grad = None
+            sums.begin()
+            table(torch.tensor(ids)).sum().backward()
+            sums.finish(torch.ones(()))
+        return table.weight.grad.to_dense()
+
+    for found in on_ranks(2, job):
+        assert torch.equal(found, 2.0 * torch.bincount(torch.tensor(ids), minlength=6)[:, None].expand(6, 2))
+    assert sent == [travels] * 3

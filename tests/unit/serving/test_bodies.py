@@ -13,7 +13,7 @@ from econmt.errors import EconmtError, InputError
 from econmt_serve import bodies
 from econmt_serve.answers import refusal
 from econmt_serve.bodies import Bodies
-from econmt_serve.queries import read_upload
+from econmt_serve.queries import FileBody, checked_body, read_tree
 from econmt_serve.settings import Refused
 
 FREE, COMMON = 10, 50
@@ -128,9 +128,9 @@ def test_a_form_may_have_as_many_phrases_as_a_request(monkeypatch: pytest.Monkey
             b'Content-Disposition: form-data; name="file"\r\nContent-Type: text/plain\r\n\r\na\r\n\r\nb',
         )
         form = border.join([b"", *parts])[2:] + b"\r\n--x--\r\n"
-        content, kind, rules = read_upload(form, "multipart/form-data; boundary=x", 100)
-        assert (content, kind) == (b"a\r\n\r\nb", "text/plain")
-        assert (rules.avoid, rules.glossary) == (["Hund", "Katze", "Maus"], {"dog": "Tier"})
+        body = checked_body(FileBody, read_tree(form, "multipart/form-data; boundary=x", is_file=True))
+        assert body.file == (b"a\r\n\r\nb", "text/plain")
+        assert (body.avoid, body.glossary) == (["Hund", "Katze", "Maus"], {"dog": "Tier"})
 
 
 def test_answers_to_what_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from econmt_serve.app import Service
 from econmt_serve.models import LoadedModels, Served, TranslationJob, by_pair
 from econmt_serve.server import Server, bind
 from econmt_serve.settings import Refused, Settings
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, fails_with
 from tests.unit.serving.conftest import MORE, Client, serving
 from tests.unit.training.tiny import Run
 
@@ -230,12 +231,10 @@ def test_a_server_takes_better_parameters_up_while_it_answers(folder: Path, bett
 
 
 def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
     service = Service([Served([folder], Settings())], Settings(), Keys())
     server = Server(service)
-    monkeypatch.setattr(LoadedModels, "translate", lost)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(LoadedModels, "translate", fails_with(lost))
     with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
         running = threads.submit(server.run, bound)
         answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
@@ -245,3 +244,10 @@ def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch:
         503,
         {"error": "the server is stopping; ask again when it is back"},
     )
+
+
+def test_a_signal_that_comes_before_the_server_waits_for_one_ends_it(folder: Path) -> None:
+    server = Server(Service([Served([folder], Settings())], Settings(), Keys()))
+    server._server.interrupts.received = signal.SIGTERM
+    with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
+        assert threads.submit(server.run, bound).result(PATIENCE).name == "SIGTERM"

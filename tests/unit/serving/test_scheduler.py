@@ -168,17 +168,6 @@ async def test_one_bad_sentence_stops_no_other(table: Table) -> None:
         await bad.answer
 
 
-@with_table()
-async def test_what_a_client_no_longer_wants_is_not_translated(table: Table) -> None:
-    await table.busy()
-    gone, stays = table.job("gone"), table.job("stays")
-    table.scheduler.submit([gone, stays])
-    gone.answer.cancel()
-    table.fake.go.set()
-    await stays.answer
-    assert table.fake.batches[1:] == [["stays"]]
-
-
 @with_table(most_waiting=3)
 async def test_more_than_may_wait_are_refused_whole(table: Table) -> None:
     await table.busy()
@@ -237,22 +226,15 @@ async def test_a_lost_device_ends_it_and_leaves_nobody_waiting(table: Table) -> 
         table.scheduler.submit([table.job("late")])
 
 
-def test_none_wait_when_all_were_given_up() -> None:
-    metrics = Metrics()
-
-    async def main() -> None:
-        scheduler = Scheduler(Settings(wait_seconds=0.0), metrics)
-        fake: Any = Fake()
-        job = Job(fake, Request("a"), TranslationJob(), 1, 0)
-        scheduler.submit([job])
-        job.answer.cancel()
-        running = asyncio.create_task(scheduler.run())
-        while b"econmt_given_up_total 1.0" not in metrics.text():
-            await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+@with_table()
+async def test_none_wait_when_all_were_given_up(table: Table) -> None:
+    await table.busy()
+    gone, metrics = table.job("gone"), table.scheduler._metrics
+    table.scheduler.submit([gone])
+    gone.answer.cancel()
+    table.fake.go.set()
+    while b"econmt_given_up_total 1.0" not in metrics.text():
+        await asyncio.sleep(0)
     assert b"econmt_waiting_sentences 0.0" in metrics.text()
 
 

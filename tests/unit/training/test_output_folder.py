@@ -208,15 +208,6 @@ def test_what_stands_where_a_run_writes_is_told_before(
         run.folder.check(overwrite=False)
 
 
-def test_others_files_in_unfinished_states_stay(run: Run) -> None:
-    mine = run.folder.states / "00004.tmp" / "notes"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    assert run.folder.temporaries() == []
-    mine.rename(mine.with_name("state.json"))
-    assert run.folder.temporaries() == [mine.parent]
-
-
 @pytest.mark.parametrize("place", ["/proc/x", "file", "file/x/y", "loop"])
 def test_a_dry_run_needs_a_place_to_write_too(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("mine")

@@ -77,24 +77,6 @@ def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> Non
         }
 
 
-def test_a_failing_write_leaves_the_old_file_and_no_debris(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "file"
-    path.write_text("old")
-    broken = torch.zeros(3, dtype=torch.complex64)
-    with pytest.raises(KeyError):
-        write_tensors(path, {"a": torch.ones(2), "b": broken}, METADATA)
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
-        write_tensors(path, {"a": torch.ones(2)}, METADATA)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "same\n")

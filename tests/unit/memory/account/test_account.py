@@ -65,13 +65,6 @@ def test_what_is_recomputed_is_a_feature_map_again() -> None:
     assert not [each for each in tracker.alive(len(tracker.changes)) if each.kept_by and each.operator]
 
 
-def test_the_line_that_made_a_feature_map() -> None:
-    account = tracked(gpt(2))
-    maps = [tensor for tensor in account.ledger.largest if tensor.category == "feature maps"]
-    lines = {tensor.line.rpartition("/")[2] for tensor in maps}
-    assert any(line.startswith("models.py:") and line.endswith(" in forward") for line in lines)
-
-
 def test_gradients_are_known_though_they_are_cleared_within_the_block() -> None:
     case = gpt()
     case.step()

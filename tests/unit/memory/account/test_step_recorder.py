@@ -94,8 +94,9 @@ def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
     assert memory_of_gpu.changes[0].storage.kept_by == "layer"
 
 
-def test_workspaces_of_cublas_are_named() -> None:
+def test_workspaces_of_cublas_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """One is older, one is made in the block; a tensor of their size is no workspace, nor is what is released."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     recorder, size = StepRecorder(torch.device("cuda", 0)), 32 << 20
     blocks = [{"address": number << 30, "size": size, "state": "active_allocated"} for number in (1, 2)]
     blocks.append({"address": 3 << 30, "size": size, "state": "inactive"})
