@@ -24,6 +24,7 @@ from econmt.model.language_model import LanguageModel
 from econmt.tasks import language_model
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape
+from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda
