@@ -29,6 +29,7 @@ from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters
+from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import assert_parts_are_the_whole, metrics, snapshot
 from tests.unit.training.tiny_text import TextRun, write_lines
 
@@ -211,8 +212,9 @@ def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitt
 
 
 def test_the_state_goes_on_from_before_a_trial_and_a_step_that_is_repeated(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use_rows(3)
     trainer = make_run("training.memory_budget=1GiB").trainer()
     trainer._update(Progress.silent())
     carried = {name: value.clone() for name, value in trainer.step.carried().items()}
