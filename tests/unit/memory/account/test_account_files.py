@@ -239,7 +239,7 @@ def test_the_examples_of_the_memory_account(
     for number, block in enumerate(blocks("docs/memory-account.md")):
         exec(compile(block, f"block {number} of memory-account.md", "exec"), names)
     assert number == 4
-    files = {"page.html", "modules.csv", "before.json"}
+    files = {"page.html", "modules.csv", "before.json", "grown.html"}
     assert {path.name for path in tmp_path.iterdir()} == files
     printed = capsys.readouterr().out
     assert "where the bytes of a training step went" in printed
