@@ -78,6 +78,20 @@ def test_equals_one_call(
     assert_close(*gradients, 1e-12)
 
 
+@FULL
+def test_the_gradient_of_the_gates_is_that_of_the_definition(full: bool, device: str) -> None:
+    """`test_equals_one_call` shows that the weights' gradients follow from it."""
+    make, lengths = Make(device), None if full else torch.tensor([6, 0, 4])
+    gate_gradient = torch.zeros(6, BATCH, 4 * HIDDEN, dtype=torch.float64, device=device)
+    given = {"inputs": make(BATCH, 6, WIDTH), "gate_gradient": gate_gradient}
+    options = {"layers": make.layers(WIDTH, HIDDEN, 1), "lengths": lengths}
+    found, expected = (
+        values_and_gradients(partial(lstm, **options, implementation=name), given)
+        for name in ("recompute", "reference")
+    )
+    assert_close(found[1], expected[1], 1e-12)
+
+
 def test_weights_are_cast_once_and_sums_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("add_outer", "cast_weights"):

@@ -11,6 +11,7 @@ from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import rounded
 from econmt_ops.products.int8 import Int8Product
 from tests.conftest import run_python
+from tests.ops.test_native_layers import definition
 
 LEVELS = ["tensors", 0, 1, 2]
 SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1024, 20)]
@@ -27,12 +28,6 @@ def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
 
 
-def expected(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product of the rounded values, in integers."""
-    (a, steps), (b, others) = rounded(left), rounded(weight)
-    return (a.long() @ b.long().t()).double() * steps.double()[:, None] * others.double()
-
-
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_product_is_that_of_the_rounded_values(sizes: tuple[int, int, int]) -> None:
@@ -42,7 +37,7 @@ def test_a_product_is_that_of_the_rounded_values(sizes: tuple[int, int, int]) ->
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
     left[rows // 2] = 0.0
     weight[0] *= 100.0
-    whole = expected(left, weight)
+    whole = definition(left, weight, torch.int8)
     torch.testing.assert_close(Int8Product(weight, bias)(left).double(), whole + bias, rtol=1e-5, atol=1e-4)
     start = torch.randn(rows, outputs)
     before = start.clone().double()

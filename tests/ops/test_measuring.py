@@ -166,14 +166,16 @@ def test_what_is_remembered_is_not_measured_again(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("remember", [True, False])
-def test_plans_of_calls_are_made_anew_after_measuring(clock: Clock, remember: bool) -> None:
+def test_plans_of_calls_are_made_anew_after_measuring(
+    clock: Clock, remember: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Plans, "_all", [])
     plans: Plans[str] = Plans()
     plans.add("call", "plan")
     with measuring(remember=remember):
         call(variable())
         plans.add("call", "plan")
     assert not plans
-    Plans._all.remove(plans)
 
 
 def test_another_machine_is_measured_for_itself(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from econmt_ops.cells.gru import GRU
 from econmt_ops.products.repeated import add_repeated
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
+from tests.ops.test_surroundings import defaults
 
 NAN = float("nan")
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -567,6 +568,25 @@ def test_threads_are_given_only_what_is_large(monkeypatch: pytest.MonkeyPatch) -
     for rows in (1, 200):
         native.losses(torch.zeros(rows, 100), torch.zeros(rows).long(), 0.0, None, False, None)
     assert asked == [1, 2]
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_defaults_of_the_process_do_not_matter(default: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = everything(torch.float32, 3)
+    real = [native.attention_forward, native.weight_gradient, native.losses]
+
+    def under(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*arguments: Any) -> Tensor:
+            with defaults(default, "meta"):
+                return function(*arguments)
+
+        return call
+
+    for function in real:
+        monkeypatch.setattr(native, function.__name__, under(function))
+    found = everything(torch.float32, 3)
+    for left, right in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+        assert left.equal(right)
 
 
 def test_serves_only_what_the_kernels_can_do() -> None:

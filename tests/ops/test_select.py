@@ -16,7 +16,7 @@ from econmt_ops.backends import triton
 from econmt_ops.backends.cuda.library import is_hopper
 from econmt_ops.dispatch import traits
 from econmt_ops.dispatch.device_limits import H200, limits_of
-from econmt_ops.dispatch.rule import MODE, captured, leanest, rule, rules_only
+from econmt_ops.dispatch.rule import MODE, captured, rule, rules_only
 from econmt_ops.dispatch.select import Problem, run
 from econmt_ops.dispatch.traits import Candidate, Traits
 from econmt_ops.lstm import reference
@@ -159,12 +159,6 @@ def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
         assert resolved("auto", made(recompute=RECOMPUTES), VARIABLE) == "recompute"
         with captured():
             assert resolved("auto", available, VARIABLE) == "recompute/gates"
-
-
-@pytest.mark.parametrize("op", ["lstm", "bidirectional_lstm", "attentional_lstm"])
-def test_the_rule_of_a_recurrent_op(op: str) -> None:
-    assert rule(op, "cpu") == "recompute"
-    assert leanest(op, "cuda") != "reference"
 
 
 def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:

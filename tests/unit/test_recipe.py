@@ -141,8 +141,6 @@ OVERRIDES = {
     "data.subwords.type=bp": ": must be one of bpe, unigram, words, codes, found the text 'bp'; did you mean bpe?",
     "data.subwords={type: words, size: 3}": ".size: unknown key; valid keys in data.subwords: type, source, "
     "target, joint, min_count, lists",
-    "data.subwords={type: unigram, dropout: 0.1}": ".dropout: 0.1 has no effect without data.subwords.type: "
-    "bpe; set that, or remove this key",
     "data.subwords=[bpe]": ": expected a section (keys and values), found a list",
 }
 """The words with which an override is refused; they begin with the key unless they name another one."""
@@ -195,7 +193,6 @@ def test_an_override_of_a_whole_section_takes_its_place_in_errors(tmp_path: Path
 
 TOGETHER = {
     "training.max_updates=null training.early_stopping.max_num_checkpoint_not_improved=null": "never end",
-    "training.early_stopping.metric=bleu training.decode_and_evaluate=0": "with training.decode_and_evaluate: 0",
     "'training.memory_budget=4 elephants'": "expected a size like 4GiB, 512MiB, 2GB or a number of bytes",
     "training.memory_budget=1": "memory_budget 1 means bytes, too few for any model; add a unit, as in 4GiB",
     "model.attention.type=dot model.encoder.size=8": "needs encoder.size (8) equal to decoder.size (512)",

@@ -26,7 +26,6 @@ linear_cross_entropy = functools.partial(econmt_ops.linear_cross_entropy, implem
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
-BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 
 
 def arguments(
@@ -91,18 +90,6 @@ def test_float32(
     rows: int, hidden: int, vocabulary: int, reduction: str, smoothing: float, bias: bool, device: str
 ) -> None:
     assert_same(arguments(rows, hidden, vocabulary, bias), device, torch.float32, reduction, smoothing)
-
-
-@pytest.mark.sampled(6)
-@DTYPE
-@SMOOTHING
-@BIAS
-@pytest.mark.parametrize(("rows", "vocabulary"), [(3, 7), (3, 4097)])
-def test_types_of_the_products(
-    rows: int, vocabulary: int, dtype: torch.dtype, smoothing: float, bias: bool, device: str
-) -> None:
-    """The weights stay in float32, and so are their gradients."""
-    assert_same(arguments(rows, 8, vocabulary, bias, dtype), device, dtype, "sum", smoothing)
 
 
 @pytest.mark.sampled(1)

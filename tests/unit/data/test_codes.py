@@ -168,11 +168,6 @@ def test_a_run_with_codes(tmp_path: Path) -> None:
     assert UNK in target.encode(line)
     assert [UNK in target.encode(rare) for rare in "yx"] == [False, True], "read twice, and once"
 
-    other = (text / "codes.trg").read_text().splitlines(keepends=True)
-    (text / "codes.trg").write_text("".join(other[:4]))
-    fewer = prepare(run.recipe, tmp_path / "run" / "prepared", [text], show_progress=False)
-    assert fewer.vocabularies.target.size < target.size  # the file has changed
-
 
 def test_a_joint_vocabulary_is_one(tmp_path: Path) -> None:
     text = letters(tmp_path)

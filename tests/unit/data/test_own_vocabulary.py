@@ -137,7 +137,6 @@ def test_a_run_with_an_own_model(tmp_path: Path) -> None:
     run_recipe(run.recipe, [text], console=run.console)
     vocabulary = load_task(run.folder.path).vocabularies.source
     assert vocabulary.size == made.GetPieceSize() + 1  # padding
-    (tmp_path / "none").mkdir()
     foreign(text / "theirs.model", size=60)
     prepared = prepare(run.recipe, tmp_path / "p", [text], show_progress=False)
     assert prepared.vocabularies.source.size < vocabulary.size  # the file has changed
