@@ -149,14 +149,20 @@ def lists(call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.Monk
     return path
 
 
-def test_a_reference_finds_the_nearest(call: Call, lists: Path, tmp_path: Path) -> None:
+def test_a_reference_finds_the_nearest(
+    call: Call, lists: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [read_candidate(line, "x") for line in lists.read_text().splitlines()]
     wanted = [[row.text for row in rows if row.number == number][-1] for number in range(4)]
     reference = tmp_path / "reference.trg"
     reference.write_text("".join(text + "\n" for text in wanted))
     found = call("rerank", "-i", lists, "-r", reference, "--metric", "chrf")
     assert (found.code, found.lines) == (0, wanted)
-    whole = call("rerank", "-r", reference, "--nbest", text=lists.read_text())
+    monkeypatch.setattr("econmt.evaluation.metrics._is_installed", lambda _: False)
+    packed = tmp_path / "reference.ko.gz"
+    packed.write_bytes(gzip.compress(reference.read_bytes()))
+    whole = call("rerank --metric bleu --nbest -r", packed, text=lists.read_text())
+    assert "pip install 'sacrebleu[ko]'" in whole.err
     assert sorted(read_candidate(line, "x").text for line in whole.lines) == sorted(row.text for row in rows)
 
 
