@@ -1,4 +1,4 @@
-"""Compares quality by minute of training with transformers in plain PyTorch.
+"""Compares quality by minute with plain transformers.
 
 Each trains from the store of recipe laws-en-fr, alone on one GPU, for the seconds of the last mark, which count from
 the first update on: econmt as a user runs it, with its validations, and the transformers of ``scripts.bench
