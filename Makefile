@@ -79,8 +79,8 @@ reference: $(state)/installed
 WASM ?= runtime/econmt_runtime/web/econmt.wasm
 wasm_calls = size start product_int8 products_by_owner layer_sequence best_words search_step
 web:
-	$(python) -m ziglang cc -target wasm32-wasi -mexec-model=reactor -mcpu=generic+simd128+bulk_memory -O3 -g0 -std=c11 \
-	  -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=off -fvisibility=hidden -Wno-pass-failed \
+	$(python) -m ziglang cc -target wasm32-wasi -mexec-model=reactor -mcpu=generic+simd128+bulk_memory -Wno-pass-failed \
+	  $$($(python) -c "import runpy; print(*runpy.run_path('ops/econmt_ops/backends/c/platforms.py')['FLAGS'])") \
 	  -Wl,--strip-all -Wl,--gc-sections -Wl,-z,stack-size=262144 $(wasm_calls:%=-Wl,--export=econmt_%) \
 	  ops/econmt_ops/backends/c/kernels.c -o $(WASM)
 

@@ -53,8 +53,7 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])(i?)B", text)
-    if match is None:
+    if (match := re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT])(i?)B", text)) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 24GB, 24GiB or 500MB")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2]))
 
@@ -68,6 +67,8 @@ def run_script(words: list[str]) -> None:
     given = parser.parse_args(words)
     if not given.script.is_file():
         parser.error(f"{given.script}: no such file")
+    if given.step < 1:
+        parser.error(f"--step {given.step}: the first step is 1")
     sys.argv = [str(given.script), *given.arguments]
     sys.path[0] = str(given.script.resolve().parent)
     watched = watch(given.html, step=given.step)
@@ -76,12 +77,10 @@ def run_script(words: list[str]) -> None:
             runpy.run_path(str(given.script), run_name="__main__")
     finally:
         if watched.account is not None:
-            width = None if sys.stderr.isatty() else 80
-            watched.account.show(console=Console(stderr=True, width=width))
+            watched.account.show(console=Console(stderr=True, width=None if sys.stderr.isatty() else 80))
             watched.account.to_json(given.json)
         else:
-            text = f"{given.script} ended after {watched.steps} steps; --step 1 tracks the first"
-            print(text, file=sys.stderr)
+            print(f"{given.script} ended after {watched.steps} steps; try --step 1", file=sys.stderr)
 
 
 def run_prediction(words: list[str]) -> int:
@@ -99,6 +98,8 @@ def run_prediction(words: list[str]) -> int:
     add("--fits", metavar="SIZE", type=_size, help="find the largest batch, and length, for 24GB or so")
     add("--budget", metavar="SIZE", type=_size, help="exit with 1 if the step needs more")
     given = parser.parse_args(words)
+    if min(given.batch, given.length) < 1:
+        parser.error(f"--batch {given.batch} --length {given.length}: each must be 1 or more")
     try:
         model = _model_of(given.model)
         predicted = _prediction_of(model, given)

@@ -129,10 +129,9 @@ def live_models() -> list[nn.Module]:
 def in_words(account: Account) -> str:
     """Describes an account in a paragraph: bytes by category, the largest modules, and what would make room."""
     largest = account.rolled_up(2).by_layer().most_common(3)
-    categories, advice = account.by_category().items(), account.advice()
     kinds, most, changes = (
         ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes if size)
-        for sizes in (categories, largest, advice)
+        for sizes in (account.by_category().items(), largest, account.advice())
     )
     text = f"{' '.join(account.notes)} Memory of a training step: {kinds}. The largest modules: {most}."
     return f"{text} What would make room: {changes or 'nothing that is known'}.".strip()

@@ -394,7 +394,7 @@ function layout(text) {
   return { places, size: Math.ceil(size / 8) * 8 };
 }
 
-// The module and its memory. Addresses are numbers; views are asked for again after every call, which may grow the memory.
+// The module and its memory. Addresses are numbers; views are made again after every call, which may grow the memory.
 const [PAGE, BLOCK] = [1 << 16, 1 << 20]; // bytes of a page, and that are taken from the system at least
 
 class Library {

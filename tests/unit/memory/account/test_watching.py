@@ -118,7 +118,7 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     modules = json.loads(file.read_text())["modules"]
     assert (modules[0], len(modules), "<svg" in page.read_text()) == ("Sequential", 8, True)
     few = run_python("-m", "econmt_memory", script, "1", check=False)
-    assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; --step 1 tracks the first\n")
+    assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; try --step 1\n")
     wrong = run_python("-m", "econmt_memory", script, "many", check=False)
     assert wrong.returncode == 1
     assert wrong.stderr.splitlines()[-1] == "ValueError: invalid literal for int() with base 10: 'many'"
@@ -128,12 +128,11 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["missing.py"], "missing.py: no such file"),
+        (["--step", "0", __file__], "--step 0: the first step is 1"),
+        (["predict", "--model", "c.json", "--batch", "0"], "--batch 0 --length 512: each must be 1 or more"),
         (["--step", "many", "x.py"], "argument --step: invalid int value: 'many'"),
         (["predict"], "the following arguments are required: --model"),
-        (
-            ["predict", "--model", "x", "--fits", "2 cats"],
-            "argument --fits: '2 cats' is no size such as 24GB",
-        ),
+        (["predict", "--model", "x", "--fits", "2 cats"], "argument --fits: '2 cats' is no size such as"),
         (["predict", "--model", "no.json"], "no.json: "),
     ],
 )
