@@ -6,6 +6,7 @@
 # make docs         builds the documentation site in build/docs
 # make reference    writes the pages of recipe keys and commands anew
 # make web          compiles the C library for browsers anew; needs the extra web
+# make wheels       builds the runtime for all systems in dist; needs the extra web
 # make environments installs in other Pythons, with the lowest and newest versions, without a compiler, and tries each
 #
 # They make an environment in .venv the first time. To use another one:
@@ -30,7 +31,7 @@ endif
 # What is compiled is kept, whatever the shell says: the next run, and each of a hundred processes, need not do it again.
 pytest = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(python) -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: install quickstart test test-all test-scripts thorough lint format type unit slow reference docs web environments clean
+.PHONY: install quickstart test test-all test-scripts thorough lint format type unit slow reference docs web wheels environments clean
 
 install: $(state)/serving
 
@@ -78,10 +79,16 @@ reference: $(state)/installed
 WASM ?= runtime/econmt_runtime/web/econmt.wasm
 wasm_calls = size start product_int8 products_by_owner layer_sequence best_words search_step
 web:
-	$(python) -m ziglang cc -target wasm32-wasi -mexec-model=reactor -mcpu=generic+simd128+bulk_memory -O3 -g0 -std=c11 \
-	  -fopenmp-simd -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -Wno-pass-failed \
+	$(python) -m ziglang cc -target wasm32-wasi -mexec-model=reactor -mcpu=generic+simd128+bulk_memory -Wno-pass-failed \
+	  $$($(python) -c "import runpy; print(*runpy.run_path('ops/econmt_ops/backends/c/platforms.py')['FLAGS'])") \
 	  -Wl,--strip-all -Wl,--gc-sections -Wl,-z,stack-size=262144 $(wasm_calls:%=-Wl,--export=econmt_%) \
 	  ops/econmt_ops/backends/c/kernels.c -o $(WASM)
+
+# The runtime for the systems of platforms.py.
+PLATFORMS ?= linux-x86_64 linux-aarch64 darwin-arm64 darwin-x86_64 windows-amd64
+wheels: $(PLATFORMS:%=wheel-%)
+wheel-%:
+	ECONMT_PLATFORM=$* $(python) -m pip wheel -q --no-deps --no-build-isolation -w dist ./runtime
 
 # The documentation site; a broken link or anchor is an error.
 docs: reference $(state)/documented

@@ -6,7 +6,7 @@ import runpy
 from itertools import chain
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.install_lib import install_lib
 
 DISTRIBUTIONS = ("ops", "memory", "runtime")
@@ -52,7 +52,6 @@ setup(
         "econmt_runtime": ["py.typed", "web/*"],
         **OPS["PACKAGE_DATA"],
     },
-    exclude_package_data=OPS["EXCLUDED_DATA"],
-    ext_modules=OPS["extensions"]("ops/"),
+    ext_modules=[Extension(OPS["LIBRARY"], [], depends=["ops/setup.py"], optional=True)],
     cmdclass={"build_ext": OPS["BuildKernels"], "install_lib": InstallPackages},
 )

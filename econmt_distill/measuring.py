@@ -53,6 +53,7 @@ def measure(
     teacher: TeacherChoice,
     recipe: Recipe,
     packed: PackedStudent,
+    search: Sequence[Path],
     say: Callable[[str], object],
 ) -> DistillationResults:
     """Measures teacher and student on the test text, or the validation text without one; writes results.json.
@@ -61,10 +62,10 @@ def measure(
 
     Args:
         output: Folder of the distillation.
-        teacher: The teacher. recipe: The student's recipe. packed: The student's forms.
+        teacher: The teacher. recipe: The student's recipe. packed: The student's forms. search: Folders of its text.
         say: Called with the current activity.
     """
-    path, text, student = output / "results.json", held_out_text(recipe), SavedModel(recipe.output)
+    path, text, student = output / "results.json", held_out_text(recipe, search), SavedModel(recipe.output)
     teacher = replace(teacher, nbest_size=1)
     try:
         before = read_json(DistillationResults, path, f"delete {path} and run the command again")
@@ -96,10 +97,9 @@ def measure(
         MeasuredModel(name=teacher.name, form="teacher", bleu=score.value, bytes=size, words_per_second=speed)
     ]
     trained = TeacherChoice(folder=student.folder, precision="float32")
-    runtime = [path for path in packed.runtime.rglob("*") if path.is_file()]
     forms: list[tuple[str, TeacherChoice | Path, Path, Iterable[Path]]] = [
         ("student", trained, student.folder, student.files),
-        ("student, 8 bits", packed.runtime, packed.runtime, runtime),
+        ("student, 8 bits", packed.runtime, packed.runtime, filter(Path.is_file, packed.runtime.rglob("*"))),
     ]
     for form, model, folder, needed in forms:
         say(f"timing {folder} on one core with {len(lines):,} lines")

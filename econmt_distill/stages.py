@@ -118,7 +118,7 @@ def distill(wanted: Distillation, *, quiet: bool = False) -> Distilled:
         train(recipe, search=search, quiet=quiet)
         with status_line() as say:
             packed = pack(output, recipe, search, wanted.shortlist, say)
-            results = measure(output, teacher, recipe, packed, say)
+            results = measure(output, teacher, recipe, packed, search, say)
     return Distilled(results, packed, recipe)
 
 

@@ -61,7 +61,8 @@ def refusal(error: EconmtError) -> JsonResponse:
 
 def complaint(error: EconmtError) -> dict[str, str]:
     """Returns the content of a response about an error; text of the client in it is shortened."""
-    return {"error": shortened(str(error), _MOST_COMPLAINT)}
+    hint = {"hint": error.hint} if isinstance(error, Refused) and error.hint else {}
+    return {"error": shortened(str(error), _MOST_COMPLAINT), **hint}
 
 
 def confidence(candidate: Translation | NBestEntry) -> float:
@@ -97,7 +98,9 @@ def languages(models: Sequence[Served]) -> list[dict[str, Any]]:
     for served in models:
         targets.setdefault(served.source, []).append(served.target)
         targets.setdefault(served.target, [])
-    return [
-        {"code": code, "name": _NAME_BY_CODE.get(code, code), "targets": others}
-        for code, others in targets.items()
-    ]
+    return [{**language(code), "targets": others} for code, others in targets.items()]
+
+
+def language(code: str) -> dict[str, str]:
+    """Returns the code of a language with its name."""
+    return {"code": code, "name": _NAME_BY_CODE.get(code, code)}

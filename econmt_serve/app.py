@@ -64,7 +64,6 @@ class Service:
         self._models, self._settings, self._keys = list(models), settings, keys
         self._metrics = Metrics()
         self._rates = Rates(settings.requests_a_minute)
-        self._begun = time.time()
         self._bodies = Bodies(settings.read_seconds)
         self._scheduler: Scheduler | None = None
         self._files: FileProcesses | None = None
@@ -73,16 +72,21 @@ class Service:
 
     def application(self, stop: Callable[[], object] = lambda: None) -> Starlette:
         """Makes the ASGI application; calls ``stop`` if translating fails for good."""
+        no_suggestions = Refused(403, "Suggestions are disabled on this server.")
         endpoints: dict[tuple[str, str], Endpoint] = {
             ("POST", "/translate"): self._translate,
             ("POST", "/translate_file"): self._translate_file,
             ("POST", "/detect"): self._detect,
-            ("GET", "/languages"): self._languages,
-            ("GET", "/health"): self._health,
+            ("POST", "/suggest"): _always(answers.refusal(no_suggestions)),
             ("GET", "/metrics"): self._show_metrics,
             ("GET", "/frontend/settings"): self._frontend,
-            ("GET", "/spec"): self._specification,
-            **{("GET", path): _page(*file) for path, file in page_files().items()},
+            ("GET", "/languages"): _always(answers.JsonResponse(answers.languages(self._models))),
+            ("GET", "/health"): _always(answers.JsonResponse({"status": "ok"})),
+            ("GET", "/spec"): _always(answers.JsonResponse(specification(keys=self._keys.wanted))),
+            **{
+                ("GET", path): _always(Response(content, media_type=kind, headers=answers.SAFE_HEADERS))
+                for path, (content, kind) in page_files().items()
+            },
         }
 
         @contextlib.asynccontextmanager
@@ -163,26 +167,33 @@ class Service:
 
         return counted
 
-    async def _read(self, request: Request, kind: type[queries.BodyType]) -> queries.BodyType:
-        """Returns the body of a request after checking the client's key and its rate.
+    @contextlib.asynccontextmanager
+    async def _received(self, request: Request, most: int, *, is_file: bool) -> AsyncIterator[dict[str, Any]]:
+        """Receives the fields of a body, which counts until the context is left, and checks the client's key and rate.
 
         A key in the head, or the rate where no key is needed, is checked before the body is read. For a key in the body
         the client's address must have requests left, and requests with a wrong key count.
         """
-        key, address = _client(request)
-        if key or not self._keys.wanted:
+        (key, address), kind = _client(request), request.headers.get("content-type", "")
+        may_have_key = not is_file or kind.lower().startswith("multipart/")
+        admitted = key != "" or not (self._keys.wanted and may_have_key)
+        if admitted:
             self._admit(key, address)
-            return queries.checked_body(kind, await self._tree(request))
-        self._rates.take(address, 0.0)
+        else:
+            self._rates.take(address, 0.0)
         try:
-            tree = await self._tree(request)
-            key = tree["api_key"] if isinstance(tree.get("api_key"), str) else ""
-            self._keys.check(key)
+            async with self._bodies.received(request, most) as content:
+                tree = queries.read_tree(content, kind, is_file=is_file)
+                if not admitted:
+                    key = tree["api_key"] if isinstance(tree.get("api_key"), str) else ""
+                    self._keys.check(key)
+                    admitted = True
+                    self._rates.take(key)
+                yield tree
         except EconmtError:
-            self._rates.take(address)
+            if not admitted:
+                self._rates.take(address)
             raise
-        self._rates.take(key)
-        return queries.checked_body(kind, tree)
 
     def _admit(self, key: str, address: str) -> None:
         """Counts a request by its key, or by its address if the key is wrong or none is needed."""
@@ -193,25 +204,30 @@ class Service:
             raise
         self._rates.take(key if self._keys.wanted else address)
 
-    async def _tree(self, request: Request) -> dict[str, Any]:
-        """Reads the fields of a request's body without checking them."""
+    async def _read(self, request: Request, kind: type[queries.BodyType]) -> queries.BodyType:
+        """Returns the body of a request, with the client's key checked."""
         most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
-        async with self._bodies.received(request, most) as content:
-            return queries.read_tree(content, request.headers.get("content-type", ""))
+        async with self._received(request, most, is_file=False) as tree:
+            return queries.checked_body(kind, tree)
 
     def _model(self, source: str, target: str) -> Served:
         """Returns the models of a language pair; "auto" and "" fit any source and target."""
         fits = [
-            each for each in self._models if source in ("auto", each.source) and target in ("", each.target)
+            each
+            for each in self._models
+            if source in ("", "auto", each.source) and target in ("", each.target)
         ]
-        pairs = ", ".join(f"{each.source} to {each.target}" for each in self._models)
-        if not fits:
-            pair = f"{shortened(source)} to {shortened(target) or 'anything'}"
-            raise Refused(400, f"nothing translates {pair} here; this server has {pairs}")
-        if len(fits) > 1:
-            pair = f"source {source} and target {target or 'none'}"
-            raise Refused(400, f"{pair} fit several of {pairs}; name both")
-        return fits[0]
+        if len(fits) == 1:
+            return fits[0]
+        hint = (
+            f"this server translates {', '.join(f'{each.source} to {each.target}' for each in self._models)}"
+        )
+        known = {"auto", "", *(code for each in self._models for code in (each.source, each.target))}
+        for code in (source, target):
+            if code not in known:
+                raise Refused(400, f"{shortened(code)} is not supported", hint=hint)
+        count = "several pairs; name both" if fits else "no pair"
+        raise Refused(400, f"source {source} and target {target or 'none'} fit {count}", hint=hint)
 
     async def _translate(self, request: Request) -> Response:
         begun = time.monotonic()
@@ -233,27 +249,26 @@ class Service:
         return answers.JsonResponse(_translations(texts, translated, body, served, begun))
 
     async def _translate_file(self, request: Request) -> Response:
-        """Translates a file in the body, alone or in a form; languages are in the query, the key is in the head."""
-        self._admit(*_client(request))
-        source, target = (request.query_params.get(name, "") for name in ("source", "target"))
-        served = self._model(source or "auto", target)
+        """Translates a file in the body, alone or in a form; languages are in the form or the query."""
         assert self._files is not None
-        async with self._bodies.received(request, _FILE_BYTES) as body:
-            content, content_type, rules = queries.read_upload(
-                body, request.headers.get("content-type", ""), self._settings.most_characters
-            )
+        async with self._received(request, _FILE_BYTES, is_file=True) as tree:
+            body = queries.checked_body(queries.FileBody, {**request.query_params, **tree})
+            queries.check_rules(body, self._settings.most_characters)
+            served = self._model(body.source, body.target)
+            content, content_type = body.file
             files.media_type(content_type)
-            glossary = rules.terms
+            glossary = body.terms
             task = FileTask(content_type, served.split_languages, self._settings.most_file_characters)
             sentences = await _unless_left(request, self._files.read(task, content))
             translations: list[Hypothesis] = []
             for first in range(0, len(sentences), _FILE_SENTENCES):
                 part = sentences[first : first + _FILE_SENTENCES]
-                plain = [requests.Request(text, avoid=rules.avoid) for text, _ in part]
+                plain = [requests.Request(text, avoid=body.avoid) for text, _ in part]
                 lines = await asyncio.to_thread(queries.with_terms, plain, glossary, served.source)
                 tasks = [TranslationJob(attention=marked) for _, marked in part]
-                found = await _answers(request, self._submit(served, lines, tasks))
-                translations += map(hypothesis_of, found)
+                translations += map(
+                    hypothesis_of, await _answers(request, self._submit(served, lines, tasks))
+                )
             written, kind = await _unless_left(request, self._files.write(task, content, translations))
         headers = {**answers.SAFE_HEADERS, "Content-Disposition": "attachment", "Content-Type": kind}
         return Response(written, headers=headers)
@@ -310,42 +325,31 @@ class Service:
         note = f"not detected: {sources[0]} is the only source language of this server"
         return answers.JsonResponse([{"language": sources[0], "confidence": 0.0, "note": note}])
 
-    async def _specification(self, _: Request) -> Response:
-        return answers.JsonResponse(specification(keys=self._keys.wanted))
-
-    async def _languages(self, _: Request) -> Response:
-        return answers.JsonResponse(answers.languages(self._models))
-
-    async def _health(self, _: Request) -> Response:
-        models = [
-            {
-                "source": each.source,
-                "target": each.target,
-                "parameters": each.loaded.model.parameters,
-                "bytes": each.loaded.size,
-            }
-            for each in self._models
-        ]
-        seconds = round(time.time() - self._begun, 1)
-        return answers.JsonResponse({"status": "ok", "seconds": seconds, "models": models})
-
     async def _show_metrics(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _frontend(self, _: Request) -> Response:
-        most = min(served.loaded.beam for served in self._models) - 1
-        keys = dict.fromkeys(("apiKeys", "keyRequired"), self._keys.wanted)
-        limits = {"charLimit": self._settings.most_characters, "alternatives": most}
-        return answers.JsonResponse({**keys, **limits})
+        first, most = self._models[0], min(served.loaded.beam for served in self._models) - 1
+        content = {
+            "apiKeys": self._keys.wanted,
+            "keyRequired": self._keys.wanted,
+            "charLimit": self._settings.most_characters,
+            "alternatives": most,
+            "suggestions": False,
+            "filesTranslation": True,
+            "supportedFilesFormat": list(files.KINDS),
+            "language": {"source": answers.language(first.source), "target": answers.language(first.target)},
+        }
+        return answers.JsonResponse(content)
 
 
-def _page(content: bytes, media_type: str) -> Endpoint:
-    """Returns the endpoint of a file of the page."""
+def _always(response: Response) -> Endpoint:
+    """Returns the endpoint of a response that stays the same."""
 
-    async def page(_: Request) -> Response:
-        return Response(content, media_type=media_type, headers=answers.SAFE_HEADERS)
+    async def endpoint(_: Request) -> Response:
+        return response
 
-    return page
+    return endpoint
 
 
 def _client(request: Request) -> tuple[str, str]:

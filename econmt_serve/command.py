@@ -16,7 +16,6 @@ from econmt.api import InputError, TrainedModel, limits
 from econmt.api.checked_json import shortened
 from econmt.api.commands import (
     Computing,
-    Interrupts,
     RestoreCase,
     WordLists,
     load_models,
@@ -157,9 +156,7 @@ def serve(
         service = Service(by_pair(models, settings, loaded), settings, keys)
         server = Server(service, proxies)
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
-        interrupts = Interrupts()
-        with interrupts:
-            server.run(bound)
+        interrupts = server.run(bound)
     refused = f"{service.refused} requests were refused" if service.refused != 1 else "1 request was refused"
     notice(f"stopped; {refused if service.refused else 'all requests are answered'}")
     if interrupts.pending and interrupts.name == "Ctrl-C":

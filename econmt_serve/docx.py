@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -127,15 +127,15 @@ def _read_part(xml: bytes, how: TextDivision) -> _Part:
     for piece in reader.pieces:
         builder = PassageBuilder(how)
         texts = ["".join(text.text for text in each) for each in _formats(piece)]
-        several = len(texts) > 1
-        # The characters beside each text; those of empty texts are the next ones.
-        ends = accumulate(texts[:-1], lambda last, text: text[-1:] or last, initial="")
-        begins = [*accumulate(texts[:0:-1], lambda last, text: text[:1] or last, initial="")]
-        for number, (before, text, behind) in enumerate(zip(ends, texts, reversed(begins), strict=True)):
-            if several:
+        # Each text that is not empty, with the characters beside it.
+        numbered = [(number, text) for number, text in enumerate(texts) if text]
+        ends = ["", *(text[-1] for _, text in numbered)]
+        begins = [*(text[0] for _, text in numbered[1:]), ""]
+        for before, (number, text), behind in zip(ends, numbered, begins, strict=False):
+            if len(texts) > 1:
                 builder.tag(_mark(number, "open", (before, text[:1])))
             builder.text(text, lambda written: _MARK.sub("", written))
-            if several:
+            if len(texts) > 1:
                 builder.tag(_mark(number, "close", (text[-1:], behind)))
         passages.append(builder.passage())
     return _Part(xml, reader.encoding, reader.pieces, passages)

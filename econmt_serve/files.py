@@ -17,8 +17,8 @@ from econmt_serve.text.markup_reader import html_passage
 from econmt_serve.text.passages import Hypothesis, TextDivision, plain_passage
 from econmt_serve.text.sentences import Span
 
-KINDS = ("text/plain", "text/html", WORD)
-"""Media types of files that can be translated."""
+KINDS = {".txt": "text/plain", ".html": "text/html", ".docx": WORD}
+"""Media types of files that can be translated, by the ends of their names."""
 _DECLARED = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([^\s"'>;/]{1,40})""", re.IGNORECASE)
 _CHARSET = re.compile(r"""\s*charset\s*=\s*"?([^\s"]*)"?\s*""", re.IGNORECASE)
 _HEAD = 2048
@@ -104,9 +104,10 @@ def _declared(content: bytes, label: str, *, html: bool) -> WebEncoding:
 def media_type(content_type: str) -> str:
     """Returns the media type of a content type without its parameters; raises Refused if it is none of KINDS."""
     kind = content_type.partition(";")[0].strip().lower()
-    if kind not in KINDS:
+    if kind not in KINDS.values():
         raise Refused(
-            415, f"content type {kind[:100] or 'none'} is not translated; send one of {', '.join(KINDS)}"
+            415,
+            f"content type {kind[:100] or 'none'} is not translated; send one of {', '.join(KINDS.values())}",
         )
     return kind
 

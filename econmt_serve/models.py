@@ -36,13 +36,12 @@ class LoadedModels:
 
     Attributes:
         model: the model or ensemble.
-        size: bytes of the parameter files.
         beam: beam size, which is the maximum number of translations of a sentence.
         batch: maximum number of sentences that are translated together.
     """
 
-    def __init__(self, model: TrainedModel, settings: Settings, size: int) -> None:
-        self.model, self.size = model, size
+    def __init__(self, model: TrainedModel, settings: Settings) -> None:
+        self.model = model
         self.beam = settings.beam_size or model.recipe.decoding.beam_size
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
@@ -170,7 +169,7 @@ class Served:
                 f"{self.folders[0]}: reads source factors, which no request to a server has; translate with econmt "
                 "translate --input-factors"
             )
-        return LoadedModels(model, self._settings, sum(saved.size for saved in self._saved))
+        return LoadedModels(model, self._settings)
 
     def _versions(self) -> list[tuple[int, int, int] | None]:
         return [saved.version for saved in self._saved]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from econmt.api import __version__
 from econmt_serve import files
-from econmt_serve.queries import DetectBody, Rules, TranslateBody
+from econmt_serve.queries import DetectBody, FileBody, TranslateBody
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _PATHS = {"index.html": "/", "docs.html": "/docs"}
+_FORMS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
 _REASONS = {
     "400": "A field is missing, unknown or wrong, or a language is not served.",
     "403": "The API key is missing or wrong.",
@@ -34,11 +35,12 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 class _Operation(NamedTuple):
-    """Path with a method: what it does, its body, and the schema of its answer."""
+    """Path with a method: what it does, the schema of its answer, its body, and the media types of its answer."""
 
     summary: str
     answer: Mapping[str, Any]
-    body: type[TranslateBody | DetectBody] | None = None
+    body: type[TranslateBody | DetectBody | FileBody] | None = None
+    kinds: Sequence[str] = ("application/json",)
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def _list_of(items: Mapping[str, Any]) -> dict[str, Any]:
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _NUMBER: dict[str, Any] = {"type": "number"}
+_BOOLEAN: dict[str, Any] = {"type": "boolean"}
 _OPERATIONS = {
     ("post", "/translate"): _Operation(
         "Translates text or HTML. Every value is a list if q is one.",
@@ -72,19 +75,29 @@ _OPERATIONS = {
         "Lists the languages with their targets.",
         _list_of(_object(code=_TEXT, name=_TEXT, targets=_list_of(_TEXT))),
     ),
-    ("get", "/health"): _Operation(
-        "Lists the models.", _object(status=_TEXT, seconds=_NUMBER, models=_list_of({"type": "object"}))
-    ),
+    ("get", "/health"): _Operation("Says that the server answers.", _object(status=_TEXT)),
     ("get", "/frontend/settings"): _Operation(
-        "Returns the limits of the server.",
+        "Returns what the server takes, and the languages of its first model.",
         _object(
-            keyRequired={"type": "boolean"},
-            apiKeys={"type": "boolean"},
+            keyRequired=_BOOLEAN,
+            apiKeys=_BOOLEAN,
+            suggestions=_BOOLEAN,
+            filesTranslation=_BOOLEAN,
             charLimit=_NUMBER,
             alternatives=_NUMBER,
+            supportedFilesFormat=_list_of(_TEXT),
+            language={"type": "object"},
         ),
     ),
+    ("post", "/suggest"): _Operation("Refuses better translations, with status 403.", _object(error=_TEXT)),
     ("get", "/spec"): _Operation("Returns this description.", {"type": "object"}),
+    ("get", "/metrics"): _Operation("Counters for Prometheus.", _TEXT, kinds=["text/plain"]),
+    ("post", "/translate_file"): _Operation(
+        "Translates text, HTML or a Word document; in a form, rules for its words stand beside the file.",
+        {"type": "string", "format": "binary"},
+        FileBody,
+        list(files.KINDS.values()),
+    ),
 }
 
 
@@ -92,53 +105,27 @@ def specification(*, keys: bool) -> dict[str, Any]:
     """Returns the interface in OpenAPI 3.1; requests need an API key if ``keys`` is true."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {"Error": _object(error=_TEXT)}
-    for (method, path), (summary, answer, body) in _OPERATIONS.items():
-        operation = paths.setdefault(path, {})[method] = _operation(summary, "application/json", answer)
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    refusals = {status: {"description": reason, "content": error} for status, reason in _REASONS.items()}
+    for (method, path), (summary, answer, body, kinds) in _OPERATIONS.items():
+        content = {kind: {"schema": answer} for kind in kinds}
+        responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+        operation: dict[str, Any] = {"summary": summary, "responses": responses}
+        paths.setdefault(path, {})[method] = operation
         if body is not None:
             schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
-            reference = {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}
-            forms = ("application/json", "application/x-www-form-urlencoded")
-            operation["requestBody"] = {"required": True, "content": dict.fromkeys(forms, reference)}
-            operation["responses"] |= _refusals()
-    paths["/translate_file"] = {"post": _file_operation()}
-    paths["/metrics"] = {"get": _operation("Counters for Prometheus.", "text/plain", _TEXT)}
+            fields = {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}
+            forms = dict.fromkeys(_FORMS, fields) if body is not FileBody else {**content, _FORMS[-1]: fields}
+            operation["requestBody"] = {"required": True, "content": forms}
+            operation["responses"] |= refusals
+    languages = [{"name": name, "in": "query", "schema": _TEXT} for name in ("source", "target")]
+    paths["/translate_file"]["post"]["parameters"] = languages
     scheme = {"type": "http", "scheme": "bearer"}
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "econmt",
-            "version": __version__,
-            "description": "LibreTranslate's interface, and more.",
-        },
+        "info": {"title": "econmt", "version": __version__, "description": "LibreTranslate's API, and more."},
         "paths": paths,
         "components": {"schemas": schemas, **({"securitySchemes": {"key": scheme}} if keys else {})},
         **({"security": [{"key": []}]} if keys else {}),
-    }
-
-
-def _operation(summary: str, kind: str, answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "summary": summary,
-        "responses": {"200": {"description": "The answer.", "content": {kind: {"schema": answer}}}},
-    }
-
-
-def _refusals() -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {status: {"description": reason, "content": error} for status, reason in _REASONS.items()}
-
-
-def _file_operation() -> dict[str, Any]:
-    """Describes ``/translate_file``, whose body and answer are files."""
-    binary = {"type": "string", "format": "binary"}
-    content: dict[str, Any] = {kind: {"schema": binary} for kind in files.KINDS}
-    form = Rules.model_json_schema()
-    form["properties"]["file"], form["required"] = binary, ["file"]
-    names = ("source", "target")
-    return {
-        "summary": "Translates text, HTML or a Word document; in a form, rules for its words stand beside the file.",
-        "parameters": [{"name": name, "in": "query", "required": False, "schema": _TEXT} for name in names],
-        "requestBody": {"required": True, "content": {**content, "multipart/form-data": {"schema": form}}},
-        "responses": {"200": {"description": "The translated file.", "content": content}, **_refusals()},
     }

@@ -6,21 +6,24 @@ The fields are those of LibreTranslate and of ``econmt translate --json-input``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from econmt.api import InputError, limits
 from econmt.api.checked_json import complaints, parse_json, shortened
 from econmt.api.requests import Glossary, Request, check_request, parse_glossary, request_of
+from econmt_serve.files import KINDS
 from econmt_serve.settings import Refused
 from econmt_serve.text.markup_reader import html_passage
 from econmt_serve.text.passages import Passage, TextDivision, plain_passage
 
 _FORM = re.compile('multipart/form-data *;.*boundary="?([^";]+)', re.IGNORECASE)
 _PART_NAME = re.compile('^content-disposition:.*?[; ]name="?([^";\r]*)', re.IGNORECASE | re.MULTILINE)
+_FILE_NAME = re.compile('^content-disposition:.*?[; ]filename="?([^";\r]*)', re.IGNORECASE | re.MULTILINE)
 _PART_TYPE = re.compile("^content-type: *([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _HEAD_BYTES = 4096
 """Bytes that are read of the head of a form's part."""
@@ -29,11 +32,8 @@ BODY = "the request"
 _ADVICE = 'send a JSON object, as {"q": "A dog runs.", "source": "en", "target": "de"}'
 
 
-class _Fields(BaseModel):
+class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Body(_Fields):
     api_key: str = Field("", description="API key; the header Authorization: Bearer KEY is better.")
 
 
@@ -54,9 +54,18 @@ def _checked_q(q: Any) -> Any:
     return q
 
 
-class Rules(_Fields):
-    """Rules for the words of all translations of a request, as fields of its body or of a form with a file."""
+def _number(value: Any) -> Any:
+    """Returns the number that a text of digits stands for, and any other value as it is."""
+    return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value) else value
 
+
+class _TextBody(_Body):
+    """Languages of a request, and rules for the words of all of its translations."""
+
+    source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
+    target: str = Field(
+        "", description="Target language; may be left out if only one pair of the server fits."
+    )
     avoid: Phrases = Field([], description="Phrases that no translation may contain.")
     glossary: Annotated[dict[str, str], BeforeValidator(_terms_of)] = Field(
         {},
@@ -76,13 +85,9 @@ class Rules(_Fields):
         return [*self.avoid, *self.glossary, *self.glossary.values()]
 
 
-class TranslateBody(Rules, _Body):
+class TranslateBody(_TextBody):
     """Body of ``/translate``; ``q`` may hold objects as in lines of ``--json-input``."""
 
-    source: str = Field("auto", description="Source language; auto if only one pair of the server fits.")
-    target: str = Field(
-        "", description="Target language; may be left out if only one pair of the server fits."
-    )
     constraints: Phrases = Field(
         [], description="Phrases that the translation of the only sentence must contain."
     )
@@ -92,7 +97,7 @@ class TranslateBody(Rules, _Body):
         examples=["Tom bought a new car. He likes it."],
     )
     format: Literal["text", "html"] = Field("text", description="Plain text or HTML.")
-    alternatives: int = Field(
+    alternatives: Annotated[int, BeforeValidator(_number)] = Field(
         0, ge=0, le=limits.BEAM, description="Number of further translations; less than the server's beam."
     )
     details: bool = Field(
@@ -102,6 +107,12 @@ class TranslateBody(Rules, _Body):
     stream: bool = Field(
         False, description="Return a line of JSON for each sentence as soon as it is ready; for text only."
     )
+
+
+class FileBody(_TextBody):
+    """Form of ``/translate_file``; ``file`` is the content with its type."""
+
+    file: Annotated[tuple[bytes, str], WithJsonSchema({"type": "string", "format": "binary"})]
 
 
 class DetectBody(_Body):
@@ -117,44 +128,60 @@ class Text(NamedTuple):
     sentences: list[Request]
 
 
-BodyType = TypeVar("BodyType", bound=_Fields)
+BodyType = TypeVar("BodyType", bound=_Body)
 
 
-def read_tree(content: bytes, content_type: str) -> dict[str, Any]:
-    """Parses a body of JSON or a form into fields, which are not checked yet; raises Refused for anything else."""
+def read_tree(content: bytes, content_type: str, *, is_file: bool = False) -> dict[str, Any]:
+    """Parses a body into fields, which are not checked yet; raises Refused if it is not of its type.
+
+    With ``is_file`` a body that is no form is the field ``file``; otherwise it must be JSON or a form.
+    """
     name = content_type.partition(";")[0].strip().lower()
+    form = _FORM.match(content_type)
+    if form is None and is_file:
+        return {"file": (content, content_type)}
     if name == "application/json":
         return parse_json(content, BODY, _ADVICE, strict=True)
-    if name == "application/x-www-form-urlencoded":
-        return _form(content)
-    raise Refused(
-        415,
-        f"content type {shortened(name) or 'none'} is not read; send application/json, or a form urlencoded",
-    )
+    if form is None and name != "application/x-www-form-urlencoded" and (name or content):
+        problem = f"content type {shortened(name) or 'none'} is not read"
+        raise Refused(415, f"{problem}; send application/json or a form")
+    tree = dict[str, Any]()
+    try:
+        for name, value in _form_fields(content, form[1] if form else None):
+            if name == "avoid":
+                tree.setdefault(name, []).append(value)
+            elif name in tree:
+                raise Refused(400, f"{BODY}: a field is given twice; give each once")
+            else:
+                tree[name] = value
+    except ValueError as error:
+        raise Refused(400, f"{BODY}: no form that can be read ({error})") from None
+    return tree
+
+
+def _form_fields(content: bytes, border: str | None) -> Iterator[tuple[str, Any]]:
+    """Yields name and value of the fields of a form, between borders or urlencoded; a file's type is in its value."""
+    if border is None:
+        yield from parse_qsl(content.decode(), keep_blank_values=True, errors="strict")
+        return
+    for part in (b"\r\n" + content).split(f"\r\n--{border}".encode(), limits.PHRASES + 20)[1:-1]:
+        lines, _, value = part.partition(b"\r\n\r\n")
+        head = lines[:_HEAD_BYTES].decode(errors="replace")
+        name, file, kind = ("".join(each.findall(head)[:1]) for each in (_PART_NAME, _FILE_NAME, _PART_TYPE))
+        if kind in ("", "application/octet-stream"):
+            kind = KINDS.get(PurePath(file).suffix.lower(), kind)
+        yield name, (value, kind) if name == "file" else value.decode()
 
 
 def checked_body(kind: type[BodyType], tree: dict[str, Any]) -> BodyType:
-    """Checks the fields of a request; raises Refused, naming the field, if one is invalid."""
+    """Checks the fields of a request; raises Refused, naming the field, if one is invalid or missing."""
     try:
-        return kind.model_validate(tree)
+        return kind.model_validate({name: value for name, value in tree.items() if value is not None})
     except ValidationError as failure:
+        first = failure.errors()[0]
+        if first["type"] == "missing":
+            raise Refused(400, f"Invalid request: missing {first['loc'][0]} parameter") from None
         raise Refused(400, f"{BODY}: {complaints(failure)[0]}") from None
-
-
-def _form(content: bytes) -> dict[str, Any]:
-    try:
-        pairs = parse_qsl(content.decode(), keep_blank_values=True, errors="strict")
-    except ValueError as error:
-        raise Refused(400, f"{BODY}: no form that can be read ({error})") from None
-    tree: dict[str, Any] = dict(pairs)
-    if len(tree) < len(pairs):
-        raise Refused(400, f"{BODY}: a field is given twice; give each once")
-    if "alternatives" in tree:
-        try:
-            tree["alternatives"] = int(tree["alternatives"])
-        except ValueError:
-            raise Refused(400, f"{BODY}: alternatives: expected a whole number") from None
-    return tree
 
 
 def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, language: str = "") -> list[Text]:
@@ -233,40 +260,11 @@ def _characters(trees: Iterable[Any]) -> int:
     return count
 
 
-def read_upload(content: bytes, content_type: str, most_characters: int) -> tuple[bytes, str, Rules]:
-    """Returns the file in a body, its content type, and the rules for its words that a form has beside it.
-
-    Args:
-        content: the body. content_type: its type; ``multipart/form-data`` for a form, any other for a file alone.
-        most_characters: maximum number of characters of all phrases.
-
-    Raises:
-        Refused: the form, or a field of it, is invalid.
-    """
-    form = _FORM.match(content_type)
-    if form is None:
-        return content, content_type, Rules()
-    files, fields = list[tuple[bytes, str]](), dict[str, list[str]]()
-    border = f"\r\n--{form[1]}".encode()
-    for part in (b"\r\n" + content).split(border, limits.PHRASES + 4)[1:-1]:
-        lines, _, value = part.partition(b"\r\n\r\n")
-        head = lines[:_HEAD_BYTES].decode(errors="replace")
-        name, kind = ("".join(pattern.findall(head)[:1]) for pattern in (_PART_NAME, _PART_TYPE))
-        if name == "file":
-            files.append((value, kind))
-            continue
-        try:
-            fields.setdefault(name, []).append(value.decode())
-        except UnicodeDecodeError:
-            raise Refused(400, f"{BODY}: {shortened(name)}: not in UTF-8") from None
-    if len(files) != 1 or len(fields.get("glossary", [""])) > 1:
-        raise Refused(400, f"{BODY}: a form has one part named file, and at most one named glossary")
-    tree = {name: values if name == "avoid" else values[0] for name, values in fields.items()}
-    rules = checked_body(Rules, tree)
-    check_request(Request("", avoid=rules.avoid), BODY)
-    if (count := _characters(rules.phrases)) > most_characters:
-        raise Refused(413, f"glossary and avoid have {count:,} characters, more than {most_characters:,}")
-    return *files[0], rules
+def check_rules(body: FileBody, most: int) -> None:
+    """Raises an error if the rules for the words of a file are invalid or have more than ``most`` characters."""
+    check_request(Request("", avoid=body.avoid), BODY)
+    if (count := _characters(body.phrases)) > most:
+        raise Refused(413, f"glossary and avoid have {count:,} characters, more than {most:,}")
 
 
 def with_terms(requests: Iterable[Request], glossary: Glossary | None, language: str) -> list[Request]:

@@ -11,6 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from econmt.api import InputError
+from econmt.api.commands import Interrupts
 from econmt_serve.app import Service
 
 _HEAD_SECONDS = 10.0
@@ -117,6 +118,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        self.interrupts = Interrupts()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.should_exit |= self.interrupts.pending  # by a signal that came before uvicorn's handlers
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.refuse_files()
@@ -126,12 +132,7 @@ class _Server(uvicorn.Server):
 
 
 class Server:
-    """Server of one service.
-
-    Args:
-        service: the service.
-        proxies: addresses and networks of proxies whose ``X-Forwarded-For`` header names the client.
-    """
+    """Server of a service; ``proxies`` are addresses and networks whose ``X-Forwarded-For`` header names the client."""
 
     def __init__(self, service: Service, proxies: Sequence[str] = ()) -> None:
         self._service = service
@@ -157,8 +158,10 @@ class Server:
         """Stops after answering earlier requests."""
         self._server.should_exit = True
 
-    def run(self, bound: socket.socket) -> None:
-        """Answers requests until SIGTERM, Ctrl-C or :meth:`stop`; raises the signal, or translating's error, again."""
-        self._server.run(sockets=[bound])
+    def run(self, bound: socket.socket) -> Interrupts:
+        """Answers requests until :meth:`stop` or a signal, which it returns; raises the error of translating again."""
+        with self._server.interrupts:
+            self._server.run(sockets=[bound])
         if self._service.failure is not None:
             raise self._service.failure
+        return self._server.interrupts

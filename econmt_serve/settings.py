@@ -53,10 +53,11 @@ class Refused(InputError):  # noqa: N818  an answer
         status: HTTP status of the response.
         line: message with the reason and a remedy.
         retry_seconds: seconds after which the same request may succeed; None: it never will.
+        hint: remedy that has a field of its own, where the message is LibreTranslate's.
     """
 
-    def __init__(self, status: int, line: str, retry_seconds: int | None = None) -> None:
-        self.status, self.retry_seconds = status, retry_seconds
+    def __init__(self, status: int, line: str, retry_seconds: int | None = None, hint: str = "") -> None:
+        self.status, self.retry_seconds, self.hint = status, retry_seconds, hint
         super().__init__(line)
 
 

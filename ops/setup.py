@@ -1,71 +1,52 @@
 """Builds the C library of econmt_ops; everything else stands in pyproject.toml.
 
-The setup.py of the repository, which packages econmt_ops with econmt, takes the library from here.
+The setup.py of the repository, which packages econmt_ops with econmt, and that of econmt_runtime take it from here.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError, CCompilerError
 
 PACKAGE_DATA = {
     "econmt_ops": ["py.typed"],
-    "econmt_ops.backends.c": ["kernels.h"],
+    "econmt_ops.backends.c": ["*.c", "*.h"],
     "econmt_ops.backends.cuda": ["*.cu", "*.cuh"],
 }
-# Sources that a source distribution holds and an installed package does not need.
-EXCLUDED_DATA = {"econmt_ops.backends.c": ["*.c", "[!k]*.h"]}
-
-
-def extensions(prefix: str = "", name: str = "econmt_ops.backends.c._kernels") -> list[Extension]:
-    """Returns the C library.
-
-    Args:
-        prefix: Path from the folder of the running setup.py to this one. name: Module that the library is installed as.
-    """
-    folder = f"{prefix}econmt_ops/backends/c"
-    library = Extension(
-        name,
-        [f"{folder}/kernels.c"],
-        # A source distribution holds them too.
-        depends=[f"{prefix}setup.py", *sorted(map(str, Path(folder).glob("*.h")))],
-        libraries=["m"],
-        # They come after the flags with which Python itself was built, and the last ones count.
-        extra_compile_args=[
-            "-O3",
-            "-g0",
-            "-std=c11",
-            "-fopenmp-simd",
-            "-fno-math-errno",
-            "-fno-trapping-math",
-            "-ffp-contract=fast",
-            "-fvisibility=hidden",
-        ],
-        optional=True,
-    )
-    return [library] if os.name == "posix" else []
+LIBRARY = "econmt_ops.backends.c._kernels"
+BUILDING = runpy.run_path(str(Path(__file__).with_name("econmt_ops") / "backends" / "c" / "platforms.py"))
 
 
 class BuildKernels(build_ext):
-    """Builds the C library with the compiler that Python was built with, or that of the environment variable CC.
+    """Builds the C library with the compiler of the environment variable CC, or that Python was built with.
 
     Without one the package is whole, only slower.
 
     Attributes:
         cost: What is lost without the library, in the words of the warning.
+        system: Name of the system in platforms.py for which zig builds it; None: this one.
     """
 
     cost = "training on the CPU will be slower"
+    system: str | None = None
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Returns the library's file, which has no part of Python in its name."""
+        return f"{fullname.replace('.', os.sep)}.{self.system or BUILDING['HERE']}.so"
 
     def build_extension(self, ext: Extension) -> None:
         """Builds it, or says in one line why not."""
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
         try:
-            super().build_extension(ext)
-        except (BaseError, CCompilerError) as error:
+            BUILDING["compile_library"](library.parent, self.system)
+        except OSError as error:
+            if self.system:
+                raise
             name = self.distribution.get_name()
             self.warn(str(error))
             self.warn(
@@ -78,7 +59,6 @@ if __name__ == "__main__":
     setup(
         packages=find_packages(),
         package_data=PACKAGE_DATA,
-        exclude_package_data=EXCLUDED_DATA,
-        ext_modules=extensions(),
+        ext_modules=[Extension(LIBRARY, [], optional=True)],
         cmdclass={"build_ext": BuildKernels},
     )

@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import torch
@@ -170,18 +170,6 @@ def play_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayGPU]:
     device_limits._of_gpu.cache_clear()
 
 
-class RunEconmt(Protocol):
-    """The type of the fixture ``run_econmt``."""
-
-    def __call__(
-        self,
-        arguments: Sequence[str | Path],
-        input: str | bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> subprocess.CompletedProcess[str]: ...
-
-
 def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that runs econmt from this checkout, quickly and without colours.
 
@@ -201,33 +189,7 @@ def run_python(
         env=econmt_environment(env),
         cwd=cwd,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=PATIENCE,
         check=check,
     )
-
-
-@pytest.fixture
-def run_econmt(tmp_path: Path) -> RunEconmt:
-    """Runs ``econmt ARGUMENTS`` in its own process, in ``tmp_path`` unless told otherwise."""
-
-    def run(
-        arguments: Sequence[str | Path],
-        input: str | bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "econmt", *map(str, arguments)],
-            input=input.encode() if isinstance(input, str) else input,
-            env=econmt_environment(env),
-            cwd=cwd or tmp_path,
-            capture_output=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-        )
-
-    return run

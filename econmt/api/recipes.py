@@ -8,6 +8,7 @@ Example::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from econmt.config.recipe import find_recipe as find_recipe
 from econmt.config.recipe import load_recipe as load_recipe
 from econmt.config.recipe import read_recipe as read_recipe
 from econmt.config.recipe import shipped_recipes as shipped_recipes
-from econmt.data.batching.store import store_folder
+from econmt.data.batching.store import prepare, store_folder
 from econmt.data.text.corpus import Corpus as Corpus
 from econmt.data.text.corpus import find_corpus as find_corpus
 from econmt.data.text.corpus import search_path as search_path
@@ -39,13 +40,16 @@ class HeldOutText(NamedTuple):
     target: Path
 
 
-def held_out_text(recipe: Recipe) -> HeldOutText:
+def held_out_text(recipe: Recipe, search: Sequence[Path] | None = None) -> HeldOutText:
     """Returns the text by which the model of a recipe is judged, which training or ``econmt prepare`` has prepared.
 
     Args:
         recipe: recipe of a translation model.
+        search: folders of its text, which is prepared again if it has changed; None: it is not looked at.
     """
     data, folder = recipe.pairs, store_folder(recipe)
+    if search is not None:
+        prepare(recipe, folder, search, show_progress=False)
     split = "valid" if data.test is None else "test"
     source, target = (folder / f"{split}.{side}.txt" for side in ("source", "target"))
     return HeldOutText("validation" if data.test is None else "test", data.test or data.valid, source, target)

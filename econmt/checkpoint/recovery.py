@@ -45,7 +45,11 @@ def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, kee
         states |= {Commit(kept_state.best_regular, True) for kept_state in needed}
     for commit in commits:
         if commit not in states:
-            _remove_state(folder.state(commit))
+            path = folder.state(commit)
+            removed = path.with_name(path.name + ".tmp")
+            remove(removed)
+            path.rename(removed)  # first, so that a crash never leaves half a state under a valid name
+            remove(removed)
     for path, update in folder.damaged().items():
         if update <= state.update:
             remove(path)
@@ -99,14 +103,6 @@ def _newest_readable(folder: ModelFolder, commits: list[Commit]) -> tuple[Commit
                 notes.append(f"using the previous state instead, of update {commit.update}")
             return commit, notes
     raise errors[0]
-
-
-def _remove_state(path: Path) -> None:
-    # Renamed first, so that a crash never leaves half a state under a valid name.
-    removed = path.with_name(path.name + ".tmp")
-    remove(removed)
-    path.rename(removed)
-    remove(removed)
 
 
 def _link_best(folder: ModelFolder, update: int) -> None:

@@ -34,6 +34,12 @@ def export(
     web: bool = option(
         False, help="Write a folder whose page translates in the browser. A name in .html makes one file."
     ),
+    platforms: str | None = option(
+        None,
+        help="With --runtime: systems to compile the C library for, separated by commas, of linux-x86_64, "
+        "linux-aarch64, darwin-arm64, darwin-x86_64 and windows-amd64; needs ziglang.",
+        show_default="this machine's",
+    ),
     precision: Literal["float32", "int8"] | None = option(
         None,
         help="With --runtime or --web: precision of the matrices.",
@@ -66,7 +72,10 @@ def export(
     with status_line() as say:
         say(f"checking {folder} and copying it")
         if runtime or web:
-            made = export_runtime(folder, destination, precision, lexicon, lexicon_topk, web=web)
+            systems = (platforms or "").replace(",", " ").split()
+            made = export_runtime(
+                folder, destination, precision, lexicon, lexicon_topk, web=web, systems=systems
+            )
         else:
             card = card_of(ModelFolder(folder), check_licence(licence)) if hub and licence else None
             made = export_model(folder, destination, card=card)

@@ -289,7 +289,7 @@ def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path,
     for part in location:
         choices = members(current)
         if len(choices) > 1:
-            current = next((get_args(c)[0] for c in choices if _tag_of(c) == part), None)
+            current = next((get_args(c)[0] for c in choices if Tag(str(part)) in get_args(c)[1:]), None)
             continue
         (current,) = choices
         if get_origin(current) is Annotated:
@@ -302,10 +302,6 @@ def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path,
         else:
             current = (*get_args(current), None)[0]
     return tuple(path), owners
-
-
-def _tag_of(choice: Any) -> str | None:
-    return next((item.tag for item in get_args(choice)[1:] if isinstance(item, Tag)), None)
 
 
 def _location_of(path: Path, locations: Locations) -> str:

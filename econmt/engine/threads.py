@@ -38,7 +38,7 @@ def crowded(count: int) -> str | None:
     cores = usable_cores()
     if count > cores:
         return f"{count} threads on {cores} cores wait for one another; --threads {cores} is faster"
-    busy = _load()
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # processes, a mean over the last minute
     if count > 1 and busy >= cores:
         return (
             f"{busy:.0f} processes already use the {cores} cores of this machine, and {count} threads wait for one "
@@ -135,8 +135,3 @@ def time_steps(width: int, counts: list[int]) -> dict[str, float]:
     finally:
         torch.set_num_threads(before)
     return {str(count): sorted(seconds)[len(seconds) // 2] for count, seconds in rounds.items()}
-
-
-def _load() -> float:
-    """Returns the average number of runnable processes in the last minute; 0 if the system does not report it."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

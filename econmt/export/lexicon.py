@@ -103,10 +103,9 @@ def make_lexicon(
     say(doing)
     sizes = vocabularies.source.size, vocabularies.target.size
     learnt = learn_lexicon(kept, sizes, top_k, iterations, lambda text: say(f"{doing}, {text}"))
-    table = torch.from_numpy(learnt)
     with writing(Path(output)):
-        write_lexicon(Path(output), table, fingerprint(folder))
-    return LearntLexicon(int((table[:, 0] > 0).sum()), len(kept))
+        write_lexicon(Path(output), torch.from_numpy(learnt), fingerprint(folder))
+    return LearntLexicon(len({word for source, _ in kept for word in source}), len(kept))
 
 
 def _not_blank(corpora: Sequence[Corpus]) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.machinery
-import importlib.util
+import importlib.resources
 import json
 import shutil
 import tempfile
@@ -39,6 +38,7 @@ from econmt.model.inference.weights import COVERAGES, Affine, DecoderParts, spli
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
+from econmt_ops.backends.c import platforms
 from econmt_ops.core.int8 import in_groups, rounded
 
 RUNTIME_FORMAT = "econmt-runtime-4"
@@ -61,6 +61,7 @@ def export_runtime(
     top: int | None = None,
     *,
     web: bool = False,
+    systems: Sequence[str] = (),
 ) -> Path:
     """Writes a folder that translates without PyTorch, or one file.
 
@@ -71,6 +72,7 @@ def export_runtime(
         lexicon: File written by ``econmt lexicon``, or None.
         top: Number of words to keep of each lexicon entry; None: all.
         web: True for a page that translates in the browser, False for Python.
+        systems: Names of `platforms.PLATFORMS` whose libraries zig compiles, in place of this machine's library.
 
     Returns:
         The destination.
@@ -88,7 +90,9 @@ def export_runtime(
     if one_file and destination.exists():
         raise InputError(f"{destination}: exists already; use a new name")
     check_new(destination)
-    library = None if web else _library()
+    if unknown := [name for name in systems if name not in platforms.PLATFORMS]:
+        raise InputError(f"--platforms {unknown[0]}: none of {', '.join(platforms.PLATFORMS)}")
+    library = None if web or systems else _library()
     parts = DecoderParts.of(loaded.model)
     tensors = _tensors(loaded.model, parts)
     inputs = {name: tensor.shape[1] for name, tensor in tensors.items() if name.endswith(".weight")}
@@ -105,10 +109,10 @@ def export_runtime(
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         arrays = temporary / "arrays.safetensors"
         write_tensors(arrays, tensors, {"format": FORMAT})
-        if library is None:
+        if web:
             shutil.copytree(_runtime() / "web", temporary, dirs_exist_ok=True)
         else:
-            _copy_runtime(temporary, library)
+            _copy_runtime(temporary, library, systems)
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
         rest = (path for path in temporary.rglob("*") if path.is_file() and (web or path != arrays))
         config["files"] = _checksums(temporary, rest)
@@ -116,8 +120,8 @@ def export_runtime(
     return destination
 
 
-def _copy_runtime(folder: Path, library: Path) -> None:
-    """Adds the modules and the C library, and a launcher with the modules' checksums, which Python runs."""
+def _copy_runtime(folder: Path, library: Path | None, systems: Sequence[str]) -> None:
+    """Adds the modules and C libraries, and a launcher with the modules' checksums, which Python runs."""
     package = folder / "econmt_runtime"
     package.mkdir()
     for module in sorted(_runtime().glob("*.py")):
@@ -128,7 +132,13 @@ def _copy_runtime(folder: Path, library: Path) -> None:
     modules = f"MODULES: dict[str, str] = {json.dumps(_checksums(package, package.iterdir()), indent=4)}"
     write_text(folder / "__main__.py", launcher.replace(_NO_MODULES, modules))
     # The library has no part of Python, so that the folder serves every version: its name has none either.
-    shutil.copyfile(library, package / f"_kernels{importlib.machinery.EXTENSION_SUFFIXES[-1]}")
+    if library is not None:
+        shutil.copyfile(library, package / f"_kernels.{platforms.HERE}.so")
+    try:
+        for name in systems:
+            platforms.compile_library(package, name)
+    except OSError as error:
+        raise InputError(f"--platforms needs zig: pip install ziglang==0.17.1 ({error})") from error
 
 
 @contextmanager
@@ -187,11 +197,8 @@ def _signed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _runtime() -> Path:
-    """Finds the folder of the runtime's modules without importing them."""
-    spec = importlib.util.find_spec("econmt_runtime")
-    if spec is None or spec.origin is None:
-        raise InputError("econmt_runtime is not installed beside econmt; install econmt again")
-    return Path(spec.origin).parent
+    """Returns the folder of the runtime's modules."""
+    return Path(str(importlib.resources.files("econmt_runtime")))
 
 
 def _library() -> Path:
@@ -229,14 +236,10 @@ def _tensors(model: TranslationModel, parts: DecoderParts) -> dict[str, Tensor]:
     if model.target_embedding.weight is not model.source_embedding.weight:
         tensors["target.weight"] = model.target_embedding.weight
     products: dict[str, Affine | None] = {**parts.products, **parts.sources}
-    below = weights_of(encoder.forward_layers)
-    layers = [(f"{number}.0", weights) for number, weights in enumerate(below)]
-    layers += [(f"{number}.1", weights) for number, weights in enumerate(weights_of(encoder.backward_layers))]
-    layers += [
-        (f"{number}.0", weights)
-        for number, weights in enumerate(weights_of(encoder.upper_layers), len(below))
-    ]
-    for name, weights in layers:
+    ahead = weights_of(encoder.forward_layers) + weights_of(encoder.upper_layers)
+    layers = {f"{number}.0": weights for number, weights in enumerate(ahead)}
+    layers |= {f"{number}.1": weights for number, weights in enumerate(weights_of(encoder.backward_layers))}
+    for name, weights in layers.items():
         split = split_weights(encoder.cell.cell, weights)
         products[f"encoder.{name}.read"] = dense(split.input), split.read_bias
         if split.hidden is not None:

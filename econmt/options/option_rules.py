@@ -70,6 +70,7 @@ OPTION_NEEDS: dict[str, dict[str, Condition]] = {
         "--license": is_set("--hub"),
         "--precision --lexicon": any_of(is_set("--runtime"), is_set("--web")),
         "--lexicon-topk": is_set("--lexicon"),
+        "--platforms": is_set("--runtime"),
     },
     "train": {"--max-restarts": is_set(PROCESSES)},
     "distill": {

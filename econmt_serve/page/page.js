@@ -333,11 +333,12 @@ function listen() {
 async function begin() {
   listen();
   part("source").focus();
-  const [settings, health, known] = await Promise.all([get("frontend/settings"), get("health"), get("languages")]);
-  Object.assign(state, { settings, models: health.models, names: new Map(known.map((each) => [each.code, each.name])) });
+  const [settings, known] = await Promise.all([get("frontend/settings"), get("languages")]);
+  const models = known.flatMap(({ code, targets }) => targets.map((target) => ({ source: code, target })));
+  Object.assign(state, { settings, models, names: new Map(known.map((each) => [each.code, each.name])) });
   part("key-field").hidden = !settings.keyRequired;
-  for (const each of health.models) pair.append(new Option(`${name(each.source)} to ${name(each.target)}`));
-  pair.parentElement.hidden = health.models.length < 2;
+  for (const each of models) pair.append(new Option(`${name(each.source)} to ${name(each.target)}`));
+  pair.parentElement.hidden = models.length < 2;
   named();
   later();
 }

@@ -165,7 +165,10 @@ def _tree(tags: Sequence[Tag], text_units: Sequence[Unit]) -> list[Mark]:
             mark.beside = (*mark.beside[:2], *tag.beside)
             level = outer
             continue
-        mark = Mark(tag.text, first, first, beside=(*tag.beside, "", ""))
+        before, behind = tag.beside
+        if tag.kind == "alone" and before != MARKUP and first < len(starts) and starts[first] < tag.at:
+            before = ""  # it moves to the beginning of its word
+        mark = Mark(tag.text, first, first, beside=(before, behind, "", ""))
         level.append(mark)
         if tag.kind == "open" and len(open_tags) < _DEEPEST:
             open_tags.append((tag.name, mark, level))

@@ -30,6 +30,8 @@ _RAW = frozenset(("script", "style", "textarea"))
 """Elements whose text contains no tags."""
 _EMPTY = frozenset(["area", "embed", "img", "input", "wbr"])
 """Inline elements without an end tag."""
+_UNSEEN = re.compile(r"<(?:wbr[\s/>]|!--)", re.IGNORECASE)
+"""Beginning of markup that shows nothing, so that the characters beside it are of one word."""
 _TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*""")
 """Beginning of a tag with its name, up to the first quoted value, in which a bracket does not end it."""
 _UNQUOTED = re.compile(r"""[^<>"']*""")
@@ -77,7 +79,7 @@ def _passage(text: str, how: TextDivision, *, html: bool) -> Passage:
             builder.separator(written)
         else:
             beside = MARKUP if start in ends else before.strip(), MARKUP if end in begins else behind.strip()
-            parts = kind == "alone" and before.isalnum() and behind.isalnum()
+            parts = kind == "alone" and before.isalnum() and behind.isalnum() and not _UNSEEN.match(written)
             builder.tag(Tag(written, name, kind, beside), parts_words=parts)
         done = end
     builder.text(text[done:], meaning)
@@ -85,8 +87,8 @@ def _passage(text: str, how: TextDivision, *, html: bool) -> Passage:
 
 
 def _meaning(raw: str) -> str:
-    """Returns the text of a page's characters and references."""
-    return unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw))
+    """Returns the text of a page's characters and references without soft hyphens, which models take for letters."""
+    return unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw)).replace("\N{SOFT HYPHEN}", "")
 
 
 class _NamedTag(NamedTuple):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Account", "__version__", "compare", "predict", "track"]
+__all__ = ["Account", "__version__", "compare", "predict", "track", "watch"]
 
 if TYPE_CHECKING:
     from econmt_memory.account.account import Account as Account
     from econmt_memory.account.comparison import compare as compare
     from econmt_memory.account.prediction import predict as predict
     from econmt_memory.account.tracking import track as track
+    from econmt_memory.account.watching import watch as watch
 else:
-    _HOMES = {"Account": "account", "compare": "comparison", "predict": "prediction", "track": "tracking"}
+    _HOMES = {"Account": "account", "compare": "comparison", "predict": "prediction"}
+    _HOMES |= {"track": "tracking", "watch": "watching"}
 
     def __getattr__(name: str) -> object:
         """Imports the parts of the memory account, and with them torch, on first use."""

@@ -6,7 +6,6 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.lines import file_chunks, input_chunks
 
 if TYPE_CHECKING:
-    from econmt_runtime.translator import RuntimeTranslation, RuntimeTranslator
+    from econmt_runtime.translator import RuntimeTranslation
 
 
 def main(folder: str | None = None) -> int:
@@ -57,10 +56,12 @@ def main(folder: str | None = None) -> int:
             nbest_size=arguments.nbest_size,
             warn=lambda line: _tell(f"warning: {arguments.input or 'standard input'}: {line}"),
         )
-        show = _listed if arguments.nbest_size > 1 else _scored if arguments.score else _plain
-        _translate(
-            translator, file_chunks(Path(arguments.input)) if arguments.input else input_chunks(), show
-        )
+        number = 0
+        for lines in file_chunks(Path(arguments.input)) if arguments.input else input_chunks():
+            for index, translation in enumerate(translator.translate(lines, number + 1), number):
+                print(_shown(translation, index, arguments.nbest_size, score=arguments.score))
+            sys.stdout.flush()
+            number += len(lines)
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -107,32 +108,15 @@ def _open_output() -> None:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
 
 
-def _plain(translation: RuntimeTranslation, _: int) -> str:
-    return translation.text
-
-
-def _scored(translation: RuntimeTranslation, _: int) -> str:
-    return f"{translation.score:.6f}\t{translation.text}"
-
-
-def _listed(translation: RuntimeTranslation, number: int) -> str:
-    """Formats an n-best list as econmt translate does: number, text, log-probability and score in each line."""
+def _shown(translation: RuntimeTranslation, number: int, most: int, *, score: bool) -> str:
+    """Returns the text of the best translation, after its score, or of ``most`` in the format of econmt translate."""
+    if most == 1:
+        return f"{translation.score:.6f}\t{translation.text}" if score else translation.text
     return "\n".join(
         f"{number} ||| {entry.text.replace('|||', '&#124;' * 3)} ||| logprob= {entry.log_probability:.6f} ||| "
         f"{entry.score:.6f}"
         for entry in translation.nbest or [translation]
     )
-
-
-def _translate(
-    translator: RuntimeTranslator, chunks: Iterable[list[str]], show: Callable[[RuntimeTranslation, int], str]
-) -> None:
-    number = 0
-    for lines in chunks:
-        for index, translation in enumerate(translator.translate(lines, number + 1), number):
-            print(show(translation, index))
-        sys.stdout.flush()
-        number += len(lines)
 
 
 if __name__ == "__main__":

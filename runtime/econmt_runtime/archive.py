@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import os
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator
@@ -36,6 +39,8 @@ def unpacked(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise RuntimeInputError(f"{path}: cannot be unpacked ({error}); set TMPDIR to a folder") from error
     with holder as temporary:
+        if os.name == "nt":  # which deletes no library before library.start has given it up
+            atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         try:
             _unpack(path, Path(temporary))
             yield Path(temporary)
@@ -45,7 +50,6 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 def _unpack(path: Path, folder: Path) -> None:
     """Writes the members of a zip file to an empty folder, and nothing outside of it."""
-    import shutil
     import zipfile
 
     try:

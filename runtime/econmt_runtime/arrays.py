@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +48,8 @@ def read_arrays(path: Path, expected: str | None = None) -> dict[str, npt.NDArra
 
 def _read_arrays(path: Path, file: IO[bytes], expected: str | None) -> dict[str, npt.NDArray[Any]]:
     try:
-        content = np.memmap(file, np.uint8, "r")
+        # Windows deletes no mapped file, such as that of an unpacked archive.
+        content = np.fromfile(file, np.uint8) if os.name == "nt" else np.memmap(file, np.uint8, "r")
         length = int.from_bytes(content[:8].tobytes(), "little")
         if length > min(_HEADER, len(content) - 8):
             raise ValueError("truncated")

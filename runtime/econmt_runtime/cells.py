@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from econmt_runtime import library
 from econmt_runtime.arrays import Arrays, RuntimeProduct
-from econmt_runtime.library import Floats, Ids
+from econmt_runtime.library import Floats
 
 
 class RuntimeCell(NamedTuple):
@@ -39,28 +38,16 @@ CELLS = {
 """Cells by name."""
 
 
-class RuntimeLayer:
-    """Layer of an encoder in one direction.
+class RuntimeLayer(NamedTuple):
+    """Layer of an encoder in one direction: products with its input and state, and vectors of a layer normalization."""
 
-    Attributes:
-        read: Product with the layer's input.
-        gates: Rows of its weights, a multiple of H.
-    """
+    read: RuntimeProduct
+    recur: RuntimeProduct | None
+    vectors: Floats | None
 
-    def __init__(self, arrays: Arrays, name: str, cell: RuntimeCell) -> None:
-        self.read, self.gates, self._number = (
-            RuntimeProduct.named(arrays, f"{name}.read"),
-            cell.gates,
-            cell.number,
-        )
-        self._recur = RuntimeProduct.named(arrays, f"{name}.recur") if cell.hidden else None
-        self._vectors: Floats | None = arrays[f"{name}.vectors"] if cell.vectors else None
-
-    def run(
-        self, table: Floats, places: Ids, lengths: Ids, outputs: Floats, last: Floats, *, backwards: bool
-    ) -> None:
-        """Runs all steps; see `library.layer_sequence`."""
-        recurrent = None if self._recur is None else self._recur.structure(outputs.shape[2])
-        library.layer_sequence(
-            self._number, recurrent, self._vectors, table, places, lengths, outputs, last, backwards=backwards
-        )
+    @classmethod
+    def named(cls, arrays: Arrays, name: str, cell: RuntimeCell) -> RuntimeLayer:
+        """Creates the layer of the arrays whose names begin with ``name``."""
+        recur = RuntimeProduct.named(arrays, f"{name}.recur") if cell.hidden else None
+        vectors = arrays[f"{name}.vectors"] if cell.vectors else None
+        return cls(RuntimeProduct.named(arrays, f"{name}.read"), recur, vectors)

@@ -5,9 +5,11 @@ kernels.h of econmt_ops describes every argument. R rows, K inputs, N outputs, S
 
 from __future__ import annotations
 
+import atexit
 import ctypes
-import importlib.machinery
 import importlib.util
+import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,9 @@ STRUCTURES = {
 _WEIGHT = "kind inputs outputs *values *sums *scales *bias"
 """Fields of a weight, to which "recurrent" points."""
 
+_HERE = f"{platform.system()}-{platform.machine()}".lower()
+"""Name of this system and processor, such as linux-x86_64."""
+
 _functions: dict[str, tuple[Any, Any]] = {}
 
 
@@ -53,17 +58,11 @@ def library_file(package: Path | None = None) -> Path | None:
     Args:
         package: Folder to which this package was unpacked; None if it was not.
     """
-    path = _library_in(package or Path(__file__).parent)
-    if path is None:
-        spec = importlib.util.find_spec("econmt_ops")
-        if spec is not None and spec.origin is not None:
-            path = _library_in(Path(spec.origin).parent / "backends" / "c")
-    return path
-
-
-def _library_in(folder: Path) -> Path | None:
-    candidates = (folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    return next((path for path in candidates if path.is_file()), None)
+    folders, spec = [package or Path(__file__).parent], importlib.util.find_spec("econmt_ops")
+    if spec is not None and spec.origin is not None:
+        folders.append(Path(spec.origin).parent / "backends" / "c")
+    paths = (folder / f"_kernels.{_HERE}.so" for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def start(package: Path | None = None) -> None:
@@ -74,11 +73,13 @@ def start(package: Path | None = None) -> None:
     """
     if _functions:
         return
+    if np.dtype(int).itemsize < 8:
+        raise RuntimeInputError("numpy has whole numbers of 32 bits here; install numpy 2 or newer")
     path = library_file(package)
     if path is None:
         raise RuntimeInputError(
-            "the C library _kernels is missing; install gcc, then econmt-runtime again from a checkout, or export the "
-            "model again where econmt_ops has its C library built"
+            f"the C library _kernels.{_HERE}.so is missing; export the model again with --platforms {_HERE}, or "
+            "install gcc, then econmt-runtime again from a checkout"
         )
     try:
         library: Any = ctypes.CDLL(str(path))
@@ -93,6 +94,8 @@ def start(package: Path | None = None) -> None:
         ) from error
     if not fits:
         raise RuntimeInputError(f"{path}: built from another version of econmt; export the model again")
+    if sys.platform == "win32":
+        atexit.register(ctypes.windll.kernel32.FreeLibrary, ctypes.c_void_p(library._handle))
     library.econmt_start.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
     library.econmt_start(None, None, None, 3)
     for name, kind in structures.items():

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from econmt_runtime.errors import RuntimeInputError
 
@@ -26,8 +27,8 @@ def input_chunks() -> Iterator[list[str]]:
     """
     if sys.stdin is None or sys.stdin.closed:
         raise RuntimeInputError(f"{_STANDARD_INPUT} is closed; name a file with --input")
-    descriptor = sys.stdin.fileno()
-    yield from _chunks(lambda: os.read(descriptor, _READ), _STANDARD_INPUT)
+    stream: Any = sys.stdin.buffer  # which reads a console of Windows as UTF-8, while os.read does not
+    yield from _chunks(lambda: stream.read1(_READ), _STANDARD_INPUT)
 
 
 def file_chunks(path: Path) -> Iterator[list[str]]:
@@ -100,9 +101,8 @@ def decode_line(raw: bytes, where: str, number: int) -> str:
         raise RuntimeInputError(
             f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?"
         )
-    raw = raw.removesuffix(b"\r")
     try:
-        line = raw.decode("utf-8")
+        line = raw.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         raise RuntimeInputError(
             f"{where}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "

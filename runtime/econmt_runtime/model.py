@@ -67,9 +67,9 @@ class RuntimeEncoder:
             [f"encoder.{layer}.{way}" for way in range(ways)]
             for layer, ways in enumerate(config["directions"])
         ]
-        cell = CELLS[config["cell"]]
-        self._layers = [[RuntimeLayer(arrays, name, cell) for name in ways] for ways in names]
-        self.width = sum(layer.read.outputs // cell.gates for layer in self._layers[-1])
+        self._cell = CELLS[config["cell"]]
+        self._layers = [[RuntimeLayer.named(arrays, name, self._cell) for name in ways] for ways in names]
+        self.width = sum(layer.read.outputs // self._cell.gates for layer in self._layers[-1])
 
     def __call__(self, words: Floats, places: Ids, lengths: Ids) -> tuple[Floats, Floats]:
         """Encodes sentences of the given lengths (B,).
@@ -84,15 +84,17 @@ class RuntimeEncoder:
         read, outputs, last = words, words, words
         for number, ways in enumerate(self._layers):
             shares = [layer.read(read) for layer in ways]
-            sizes = [share.shape[1] // layer.gates for share, layer in zip(shares, ways, strict=True)]
+            sizes = [share.shape[1] // self._cell.gates for share in shares]
             below, outputs = outputs, np.zeros((steps, batch, sum(sizes)), np.float32)
             last = np.empty((batch, sum(sizes)), np.float32)
             for way, (layer, share, size) in enumerate(zip(ways, shares, sizes, strict=True)):
                 columns = slice(sum(sizes[:way]), sum(sizes[:way]) + size)
                 backwards = way == 1 if len(ways) > 1 else bool(self._config["reverse_input"])
-                layer.run(
-                    share, places, lengths, outputs[:, :, columns], last[:, columns], backwards=backwards
-                )
+                recurrent = None if layer.recur is None else layer.recur.structure(size)
+                library.layer_sequence(
+                    self._cell.number, recurrent, layer.vectors, share, places, lengths,
+                    outputs[:, :, columns], last[:, columns], backwards=backwards,
+                )  # fmt: skip
             if self._config["residual"] and number > 0:
                 outputs += below
             read, places = outputs.reshape(steps * batch, -1), np.arange(steps * batch).reshape(steps, batch)

@@ -22,15 +22,11 @@ VECTORS = (
 """Arrays of a decoder step that are no products, by their names in kernels.h."""
 
 
-class ShapeError(ValueError):
-    """Error of an array whose shape or type does not fit the model."""
-
-
 def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, target_words: int) -> None:
     """Compares every array of a model with the model's sizes and those of its vocabularies.
 
     Raises:
-        ShapeError: If an array does not fit; the message names it.
+        ValueError: If an array does not fit; the message names it.
         KeyError: If an array, or a key of the ``config``, is missing.
     """
     checker = _Arrays(arrays)
@@ -38,10 +34,10 @@ def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, targ
     table_words, target = (words, embedded) if config["one_table"] else checker.table("target")
     outputs, read = (table_words, target) if config["tied_output"] else checker.table("output")
     if table_words != outputs:
-        raise ShapeError(f"'output.weight' has {outputs} words instead of {table_words}")
+        raise ValueError(f"'output.weight' has {outputs} words instead of {table_words}")
     for name, count, expected in (("source", words, source_words), ("output", outputs, target_words)):
         if count != expected:
-            raise ShapeError(f"'{name}.weight' has {count} words, but the vocabulary has {expected}")
+            raise ValueError(f"'{name}.weight' has {count} words, but the vocabulary has {expected}")
     checker.vector("output.bias", outputs)
     encoded = _check_encoder(checker, config["encoder"], embedded)
     _check_decoder(checker, config, encoded, target, read)
@@ -50,7 +46,7 @@ def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, targ
         kind = np.int16 if lexicon.dtype == np.int16 else np.int32
         checker.expect("lexicon", (words, *lexicon.shape[1:2]), kind)
         if lexicon.size and not 0 <= int(lexicon.min()) <= int(lexicon.max()) < outputs:
-            raise ShapeError("'lexicon' contains word ids outside of the vocabulary")
+            raise ValueError("'lexicon' contains word ids outside of the vocabulary")
 
 
 def _check_encoder(checker: _Arrays, config: dict[str, Any], width: int) -> int:
@@ -68,7 +64,7 @@ def _check_encoder(checker: _Arrays, config: dict[str, Any], width: int) -> int:
                 checker.vector(f"{name}.vectors", cell.vectors * size)
             width += size
         if config["residual"] and layer > 0 and width != below:
-            raise ShapeError(f"'encoder.{layer}' has {width} outputs instead of {below}")
+            raise ValueError(f"'encoder.{layer}' has {width} outputs instead of {below}")
     return width
 
 
@@ -86,7 +82,7 @@ def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embed
         checker.product(name, inputs, outputs)
     queries = asked or (checker.product("query", size) if "query.weight" in arrays else size)
     if queries != keys:
-        raise ShapeError(f"queries have {queries} values, keys {keys}")
+        raise ValueError(f"queries have {queries} values, keys {keys}")
     if cell.vectors:
         checker.vector("vectors", decoder["layers"] * cell.vectors * size)
     for names, width in (
@@ -98,7 +94,7 @@ def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embed
             checker.vector(name, width)
     width, parts = decoder["width"], coverage_parts(decoder)
     if (width > 0) != (decoder["coverage"] != "none") or (width > 0 and "score" not in arrays):
-        raise ShapeError(
+        raise ValueError(
             f"coverage {decoder['coverage']} of {width} values is not possible with these scores"
         )
     if width:
@@ -110,7 +106,7 @@ def _check_decoder(checker: _Arrays, config: dict[str, Any], encoded: int, embed
         checker.vector("context_bias", size)
     output_size = checker.product("readout", size) if "readout.weight" in arrays else size
     if output_size != read:
-        raise ShapeError(f"the output layer expects {read} inputs but gets {output_size}")
+        raise ValueError(f"the output layer expects {read} inputs but gets {output_size}")
 
 
 def coverage_parts(decoder: dict[str, Any]) -> int:
@@ -164,22 +160,22 @@ class _Arrays:
         self.arrays = arrays
 
     def expect(self, name: str, shape: tuple[int, ...], kind: npt.DTypeLike = np.float32) -> None:
-        """Raises ShapeError if an array has another shape or type, or a value that has no negative in its type."""
+        """Raises ValueError if an array has another shape or type, or a value that has no negative in its type."""
         array = self.arrays[name]
         if array.shape != shape or array.dtype != kind:
-            raise ShapeError(f"'{name}' is {array.dtype} {array.shape}, expected {np.dtype(kind)} {shape}")
+            raise ValueError(f"'{name}' is {array.dtype} {array.shape}, expected {np.dtype(kind)} {shape}")
         if array.dtype == np.int8 and array.size and int(array.min()) < -127:
-            raise ShapeError(f"'{name}' contains -128, which not all processors multiply exactly")
+            raise ValueError(f"'{name}' contains -128, which not all processors multiply exactly")
 
     def vector(self, name: str, size: int) -> None:
-        """Raises ShapeError if an array is not a float32 vector of this size."""
+        """Raises ValueError if an array is not a float32 vector of this size."""
         self.expect(name, (size,))
 
     def table(self, name: str) -> tuple[int, int]:
         """Returns V and K of an embedding table after checking its arrays."""
         weight = self.arrays[f"{name}.weight"]
         if weight.ndim != 2:
-            raise ShapeError(f"'{name}.weight' has shape {weight.shape}, expected two dimensions")
+            raise ValueError(f"'{name}.weight' has shape {weight.shape}, expected two dimensions")
         if f"{name}.steps" in self.arrays:
             self.vector(f"{name}.steps", len(weight))
         self.expect(f"{name}.weight", weight.shape, np.int8 if f"{name}.steps" in self.arrays else np.float32)

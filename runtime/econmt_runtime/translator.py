@@ -221,6 +221,7 @@ class RuntimeTranslator:
         if self._lexicon is None:
             return None
         allowed = np.zeros((len(source), self._size), np.bool_)
+        source = np.where(source == PAD, EOS, source)  # which every sentence has
         np.put_along_axis(allowed, self._lexicon[source].reshape(len(source), -1), True, 1)
         allowed[:, self._lexicon[BOS]] = True
         if self.config["joint"]:

@@ -1,4 +1,4 @@
-"""Rows of the documentation's tables that follow from the code: predicted bytes, sizes, padding."""
+"""Rows of the documentation's tables that follow from the code: predicted bytes and sizes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import torch
 from econmt.bench.training import vocabulary_sizes
 from econmt.checkpoint.tensor_files import quantized
 from econmt.config.recipe import load_recipe
-from econmt.data.batching.pair_flops import pair_flops
-from econmt.data.batching.store import prepare
 from econmt.data.text.corpus import find_corpus, read_pairs, search_path
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import NAMED
@@ -27,7 +25,7 @@ from econmt.tasks.registry import task_of_sizes
 from econmt_memory.measure.ledger import Ledger
 from econmt_memory.report.tables import format_bytes
 from econmt_ops.dispatch.rule import rules_only
-from scripts.bench import buckets, filters
+from scripts.bench import filters
 from scripts.bench.frame import ROOT
 
 Row = Sequence[str]
@@ -49,22 +47,6 @@ KEYS = {
     "all, bfloat16": "all three and `training.precision=bfloat16`",
 }
 """Recipe keys of a technique."""
-PADDED = {
-    "Multi30k": ("multi30k", ()),
-    "Tatoeba": ("tatoeba", ()),
-    "En-Vi": ("scripts/bench/en-vi.yaml", ()),
-    "VLSP'20 news + wiki": (
-        "iwslt",
-        (
-            "data.train=[vlsp20-en-vi/news_train,vlsp20-en-vi/wiki_train]",
-            "data.valid=vlsp20-en-vi/news_valid",
-            "data.test=vlsp20-en-vi/news_test",
-            "data.empty_lines=skip",
-            "data.subwords={type: bpe, size: 8000, joint: true}",
-        ),
-    ),
-}
-"""Recipe, and changes to it, of each text whose padding is measured."""
 
 
 def _task(recipe: str, *changes: str) -> Task:
@@ -153,28 +135,6 @@ def rank_rows() -> Rows:
         inside = sum(size for name, size in sizes.items() if "layers." in name)
         unfactored = unfactored or inside
         yield str(rank or "whole"), f"{sum(sizes.values()):,}", f"{inside:,}", f"{inside / unfactored:.2f}"
-
-
-def padding_rows(data: Path | None) -> Rows:
-    """Yields the work of an epoch, relative to that of its pairs at their own lengths, by ways to make batches."""
-    cells_of_way: dict[str, dict[str, str]] = {}
-    work_of_text: list[str] = []
-    for text, (name, changes) in PADDED.items():
-        recipe = load_recipe(str(ROOT / name) if "/" in name else name, changes)
-        with tempfile.TemporaryDirectory() as folder:
-            prepared = prepare(
-                recipe, Path(folder) / "prepared", search_path(None, data), show_progress=False
-            )
-            work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
-            store = prepared.train
-            means = store.source_lengths.mean() + 1, store.target_lengths.mean() + 1
-            work_of_text.append(f"{len(store):,}, {means[0]:.1f} x {means[1]:.1f}")
-            for way, shapes, padded, _, cut in buckets.rows(recipe, prepared, work):
-                cells_of_way.setdefault(way, {})[text] = f"{shapes or '-'}; {padded or '-'}; {cut}"
-    yield "number of shapes; padded; cut", *PADDED
-    yield "pairs, mean positions", *work_of_text
-    for way, cells in cells_of_way.items():
-        yield way, *(cells[text] for text in PADDED)
 
 
 def filter_rows(data: Path | None) -> Rows:

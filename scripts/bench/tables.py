@@ -1,7 +1,7 @@
 """Compares tables of pages with those that code makes.
 
     python -m scripts.bench tables
-    python -m scripts.bench tables padding filters --data-dir corpora --write
+    python -m scripts.bench tables filters --data-dir corpora --write
 
 With --write the pages get what differs. Each table stands between two comments in its page, <!-- table NAME --> and
 <!-- end of table -->. Without names all are made that need no text; those that need some are made if they are named.
@@ -66,7 +66,6 @@ TABLES = {
     "quickstart": DocumentTable(
         "docs/getting-started.md", table_rows.quickstart_rows, takes_long=True, tolerance=0.5
     ),
-    "padding": DocumentTable("docs/results/speed.md", table_rows.padding_rows, needs_text=True),
     "filters": DocumentTable("docs/data.md", table_rows.filter_rows, needs_text=True),
 }
 """All tables, by the names in their pages."""

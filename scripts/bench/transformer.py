@@ -1,184 +1,268 @@
-"""Writes a small transformer trained for CTranslate2.
+"""Writes a transformer trained by minutes in plain PyTorch.
 
-    pip install ctranslate2
-    python -m scripts.bench transformer runs/multi30k transformer --device cuda --seconds 110
+    python -m scripts.bench transformer laws-en-fr runs/transformer data.prepared=store --size econmt --marks 60 120
+    python -m scripts.bench transformer runs/multi30k/recipe.yaml transformer --size three --marks 110 --device cuda
 
-It is the other side of the comparison of inference, in plain PyTorch, and learns from the prepared text of a model
-folder and has its vocabulary, so that both translate the same subwords. The folder that is written is one of
-CTranslate2; `scripts.bench inference --ctranslate2` times it. Three layers a side of 256 units, four heads, 512 units
-inside, layer normalisation before each part, sinusoidal positions, one table for both embeddings and the output layer;
-Adam, label smoothing 0.1, the inverse square root schedule.
+It is the other side of the comparisons of quality by minute and of inference. Pieces, buckets, batches, their size, the
+label smoothing, the bound on gradients and the highest learning rate are the recipe's; AdamW, linear warm-up, then the
+inverse square root of updates; parameters in bfloat16 on a GPU with float32 masters; a CUDA graph for each shape of
+batches. The clock starts with the first update, before anything is compiled or captured. At each mark, in seconds, the
+parameters are copied; when training is over, those of each mark translate the validation text with the recipe's beam
+and the last also the test text.
+
+The folder gets the last parameters, model.safetensors, and, where the package ctranslate2 is installed, the folder
+ctranslate2, which `scripts.bench inference --ctranslate2` times. A folder that has parameters is not trained again.
 """
 
 from __future__ import annotations
 
-import importlib
+import argparse
+import importlib.util
 import math
+import queue
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from econmt.checkpoint.folder import ModelFolder
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.data.batching.batches import Batch, training_batches
+from econmt.data.batching.batches import BatchIterator, training_batches, valid_batches
 from econmt.data.batching.store import PreparedData, open_prepared, store_folder
-from econmt.data.text.vocabulary import PAD
+from econmt.data.batching.token_store import TokenStore
+from econmt.engine.devices import peak_memory
 from econmt.errors import InputError
+from econmt.evaluation.metrics import bleu, corpus_score, make_metric
+from econmt_ops.dispatch.capture import GraphCache
 from scripts.bench.frame import Bench
+from scripts.bench.transformer_model import SIZES, Transformer, save_for_ctranslate2, search
 
-LAYERS, WIDTH, HEADS, INSIDE, DROPOUT = 3, 256, 4, 512, 0.1
-LONGEST = 512
-"""Positions that have encodings."""
-LEARNING_RATE, WARM_UP = 1e-3, 1000
+BATCHES_AHEAD = 8
+UPDATES_AHEAD = 4
+"""Updates that the host may be ahead of the GPU."""
+SENTENCES = 250
+"""Sentences translated at a time."""
 
 
-class SmallTransformer(nn.Module):
-    """Transformer of ``torch.nn.Transformer`` with tied embeddings, for a vocabulary of ``size`` entries."""
+class Loaded(NamedTuple):
+    """Batch of a shape: source (R, S), target inputs (R, T) and outputs (R, T) side by side, with a fixed R."""
 
-    positions: Tensor
+    shape: tuple[int, int]
+    ids: Tensor
+    target_tokens: int
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(size, WIDTH, padding_idx=PAD)
-        nn.init.normal_(self.embedding.weight, std=WIDTH**-0.5)
-        self.body = nn.Transformer(
-            WIDTH, HEADS, LAYERS, LAYERS, INSIDE, DROPOUT, batch_first=True, norm_first=True
+
+class Moment(NamedTuple):
+    """Parameters of a mark."""
+
+    mark: float
+    seconds: float
+    update: int
+    allocated_bytes: int
+    tokens_per_second: float
+    parameters: list[Tensor]
+
+
+def loaded(batches: BatchIterator) -> Iterator[Loaded]:
+    """Yields the batches for ever; a thread prepares some of them ahead.
+
+    Batches with fewer pairs than others of their shape are filled with padding. The thread leaves CUDA alone, since a
+    graph may be captured meanwhile.
+    """
+    rows = {(shape.source, shape.target): shape.rows for shape in batches.shapes()}
+    ahead: queue.Queue[Loaded] = queue.Queue(BATCHES_AHEAD)
+
+    def load() -> None:
+        for batch in batches:
+            full = batch.filled(rows[batch.positions])
+            ids = torch.cat((full.source, full.target_input, full.target_output), 1)
+            ahead.put(Loaded(batch.positions, ids, batch.target_tokens))
+
+    threading.Thread(target=load, daemon=True).start()
+    while True:
+        yield ahead.get()
+
+
+class Trainer:
+    """Model, its master copy in float32, optimizer, and a CUDA graph of the whole update for each shape of batches."""
+
+    def __init__(self, model: Transformer, recipe: Recipe, warm_up: int, device: torch.device) -> None:
+        self.model, self._training = model, recipe.training
+        self._warm_up, self._device = warm_up, device
+        self._parameters = list(model.parameters())
+        self._masters = [parameter.detach().float().clone() for parameter in self._parameters]
+        for master in self._masters:
+            master.grad = torch.zeros_like(master)
+        self._rate, on_gpu = torch.zeros((), device=device), device.type == "cuda"
+        # A tensor as learning rate can be changed between replays.
+        self._optimizer = torch.optim.AdamW(
+            self._masters, lr=self._rate, betas=(0.9, 0.98), fused=True, capturable=on_gpu
         )
-        self.bias = nn.Parameter(torch.zeros(size))
-        angles = torch.arange(LONGEST)[:, None] * torch.exp(
-            torch.arange(0, WIDTH, 2) * (-math.log(10_000.0) / WIDTH)
-        )
-        self.register_buffer("positions", torch.stack((angles.sin(), angles.cos()), 2).flatten(1))
+        self._graphs = GraphCache(device) if on_gpu else None
+        self._inputs: dict[tuple[int, int], Tensor] = {}
+        self._events: list[torch.cuda.Event] = []
+        self.loss = torch.zeros((), device=device)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Returns the embeddings (B, T, D) of ids (B, T), with positions."""
-        embedded = self.embedding(ids) * WIDTH**0.5 + self.positions[: ids.shape[1]]
-        return F.dropout(embedded, DROPOUT, self.training)
+    def update(self, number: int, batch: Loaded) -> None:
+        """Updates the parameters; the first update of a shape runs eagerly, the second is captured."""
+        highest = self._training.optimizer.learning_rate
+        self._rate.fill_(highest * min(number / self._warm_up, math.sqrt(self._warm_up / number)))
+        if batch.shape not in self._inputs:
+            self._inputs[batch.shape] = torch.zeros_like(batch.ids, device=self._device)
+        if self._graphs is None:
+            self._inputs[batch.shape].copy_(batch.ids)
+            self._run(batch.shape)
+            return
+        self._inputs[batch.shape].copy_(batch.ids.pin_memory(), non_blocking=True)
+        self._graphs.call(batch.shape, lambda: self._run(batch.shape), self._refused)
+        self._events.append(torch.cuda.Event())
+        self._events[-1].record()
+        if len(self._events) > UPDATES_AHEAD:
+            self._events.pop(0).synchronize()
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Returns the scores (B, T, V) of the next target word after each of ``target`` (B, T)."""
-        padding = source == PAD
-        later = nn.Transformer.generate_square_subsequent_mask(target.shape[1], source.device)
-        outputs = self.body(
-            self.embed(source),
-            self.embed(target),
-            tgt_mask=later,
-            src_key_padding_mask=padding,
-            memory_key_padding_mask=padding,
-            tgt_is_causal=True,
-        )
-        return F.linear(outputs, self.embedding.weight, self.bias)
+    def _refused(self, reason: str) -> None:
+        print(f"a shape runs without a CUDA graph: {reason}", flush=True)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Returns the mean cross-entropy of a batch with label smoothing."""
-        scores = self(batch.source, batch.target_input).flatten(0, 1)
-        return F.cross_entropy(scores, batch.target_output.flatten(), ignore_index=PAD, label_smoothing=0.1)
-
-
-def learning_rate(update: int) -> float:
-    """Returns the learning rate of an update, counted from 1."""
-    return LEARNING_RATE * min(update / WARM_UP, math.sqrt(WARM_UP / update))
-
-
-def train(recipe: Recipe, prepared: PreparedData, device: torch.device, seconds: float) -> SmallTransformer:
-    """Trains for some seconds, in bfloat16 on a GPU, else in float32."""
-    torch.manual_seed(1)
-    model = SmallTransformer(prepared.vocabularies.target.size).to(device).train()
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), fused=True)
-    end = time.monotonic() + seconds
-    for update, batch in enumerate(training_batches(recipe, prepared), 1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(update)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = model.loss(batch.trimmed().to(device))
-        optimizer.zero_grad()
+    def _run(self, shape: tuple[int, int]) -> None:
+        source, target, wanted = self._inputs[shape].split((shape[0], shape[1], shape[1]), 1)
+        for parameter in self._parameters:
+            parameter.grad = None
+        outputs = self.model(source, target)
+        loss = self.model.losses(outputs, wanted, self._training.label_smoothing, "mean")
         torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        over = time.monotonic() > end
-        if update % 500 == 1 or over:
-            print(f"update {update}, loss {loss.item():.3f}", file=sys.stderr)
-        if over:
-            break
-    return model.eval()
+        gradients = [parameter.grad for parameter in self._parameters]
+        with torch.no_grad():
+            torch._foreach_copy_([master.grad for master in self._masters], gradients)
+            nn.utils.clip_grad_norm_(self._masters, self._training.gradient_clipping.threshold)
+            self._optimizer.step()
+            torch._foreach_copy_(self._parameters, self._masters)
+            self.loss.copy_(loss)
 
 
-def save(model: SmallTransformer, tokens: list[str], folder: Path) -> None:
-    """Writes the folder that CTranslate2 loads."""
-    specs: Any = importlib.import_module("ctranslate2.specs")
-    spec = specs.TransformerSpec.from_config((LAYERS, LAYERS), HEADS, pre_norm=True)
-    encoder, decoder = spec.encoder, spec.decoder
-    for side in (encoder, decoder):
-        side.position_encodings.encodings = _array(model.positions)
-    table = _array(model.embedding.weight)
-    encoder.embeddings[0].weight = decoder.embeddings.weight = decoder.projection.weight = table
-    decoder.projection.bias = _array(model.bias)
-    body = model.body
-    _set_norm(encoder.layer_norm, body.encoder.norm)
-    _set_norm(decoder.layer_norm, body.decoder.norm)
-    for target, layer in zip(encoder.layer, body.encoder.layers, strict=True):
-        _set_self_attention(target.self_attention, layer.self_attn, layer.norm1)
-        _set_inside(target.ffn, layer, layer.norm2)
-    for target, layer in zip(decoder.layer, body.decoder.layers, strict=True):
-        _set_self_attention(target.self_attention, layer.self_attn, layer.norm1)
-        attention = layer.multihead_attn
-        for number, part in enumerate((slice(0, WIDTH), slice(WIDTH, None))):
-            target.attention.linear[number].weight = _array(attention.in_proj_weight[part])
-            target.attention.linear[number].bias = _array(attention.in_proj_bias[part])
-        _set_linear(target.attention.linear[2], attention.out_proj)
-        _set_norm(target.attention.layer_norm, layer.norm2)
-        _set_inside(target.ffn, layer, layer.norm3)
-    spec.register_source_vocabulary(tokens)
-    spec.register_target_vocabulary(tokens)
-    spec.config.add_source_eos = True
-    spec.validate()
-    spec.optimize()
-    folder.mkdir(parents=True, exist_ok=True)
-    spec.save(str(folder))
+def train(
+    model: Transformer, recipe: Recipe, prepared: PreparedData, given: argparse.Namespace
+) -> list[Moment]:
+    """Trains until the last mark; returns the parameters of each."""
+    device, moments, tokens, last = given.device, list[Moment](), 0, 0.0
+    batches = loaded(training_batches(recipe, prepared))
+    trainer = Trainer(model, recipe, given.warm_up, device)
+    print("first update begins", flush=True)
+    began = time.monotonic()
+    for number in count(1):
+        batch = next(batches)
+        trainer.update(number, batch)
+        tokens += batch.target_tokens
+        if time.monotonic() - began >= given.marks[len(moments)]:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds, allocated = time.monotonic() - began, peak_memory(device)
+            copies = [parameter.detach().clone() for parameter in model.parameters()]
+            mark, speed = given.marks[len(moments)], tokens / (seconds - last)
+            moments.append(Moment(mark, seconds, number, allocated, speed, copies))
+            print(f"checkpoint {number}: {seconds:.2f} s, loss {trainer.loss.item():.3f}", flush=True)
+            tokens, last = 0, seconds
+            if len(moments) == len(given.marks):
+                return moments
+    raise AssertionError("training ends at its last mark")
 
 
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().cpu().numpy()
+@torch.inference_mode()
+def translate(
+    model: Transformer, store: TokenStore, prepared: PreparedData, beam: int
+) -> tuple[list[str], float]:
+    """Translates a text; returns the translations and the perplexity of the references."""
+    device = model.bias.device
+    texts, total, tokens = [""] * len(store), 0.0, 0
+    for batch in valid_batches(store, SENTENCES):
+        source, target, wanted = (
+            ids.to(device) for ids in (batch.source, batch.target_input, batch.target_output)
+        )
+        total += model.losses(model(source, target), wanted, 0.0, "sum").item()
+        tokens += batch.target_tokens
+        decoded = prepared.vocabularies.target.decode_many(search(model, source, beam))
+        for index, text in zip(batch.indices.tolist(), decoded, strict=True):
+            texts[index] = text
+    return texts, math.exp(total / tokens)
 
 
-def _set_linear(spec: Any, layer: nn.Linear) -> None:
-    spec.weight, spec.bias = _array(layer.weight), _array(layer.bias)
+def scores_of(texts: list[str], references: list[str]) -> dict[str, float]:
+    """Returns BLEU and chrF."""
+    chrf = corpus_score(make_metric("chrf", [references]), texts)
+    return {"bleu": round(bleu(texts, references).value, 2), "chrf": round(chrf.value, 2)}
 
 
-def _set_norm(spec: Any, norm: Any) -> None:
-    spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
+def report(
+    model: Transformer, moments: Sequence[Moment], recipe: Recipe, prepared: PreparedData, folder: Path
+) -> None:
+    """Translates with the parameters of each mark, writes the translations and prints their scores."""
 
+    def write(name: str, texts: list[str]) -> None:
+        (folder / f"hypotheses.{name}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
-def _set_self_attention(spec: Any, attention: nn.MultiheadAttention, norm: nn.LayerNorm) -> None:
-    assert attention.in_proj_weight is not None
-    spec.linear[0].weight, spec.linear[0].bias = map(
-        _array, (attention.in_proj_weight, attention.in_proj_bias)
-    )
-    _set_linear(spec.linear[1], attention.out_proj)
-    _set_norm(spec.layer_norm, norm)
+    def said(texts: list[str], references: list[str]) -> str:
+        return "BLEU {bleu}, chrF {chrf}".format(**scores_of(texts, references))
 
-
-def _set_inside(spec: Any, layer: Any, norm: nn.LayerNorm) -> None:
-    _set_linear(spec.linear_0, layer.linear1)
-    _set_linear(spec.linear_1, layer.linear2)
-    _set_norm(spec.layer_norm, norm)
+    beam, valid = recipe.decoding.beam_size, prepared.valid_text.target
+    for moment in moments:
+        for parameter, copy in zip(model.parameters(), moment.parameters, strict=True):
+            parameter.data.copy_(copy)
+        texts, perplexity = translate(model, prepared.valid, prepared, beam)
+        write(f"{moment.update:05d}", texts)
+        print(
+            f"mark {moment.mark:g}: {moment.seconds:.2f} s, update {moment.update}, {moment.allocated_bytes} bytes "
+            f"allocated, {moment.tokens_per_second:,.0f} target tokens/s, {said(texts, valid)}, perplexity "
+            f"{perplexity:.2f}",
+            flush=True,
+        )
+    began = time.monotonic()
+    texts, _ = translate(model, prepared.valid, prepared, 1)
+    print(f"greedy: {said(texts, valid)}, {time.monotonic() - began:.1f} s", flush=True)
+    if prepared.test is not None:
+        texts, _ = translate(model, prepared.test, prepared, beam)
+        write("test", texts)
+        print(f"test: {said(texts, prepared.test_text.target)}", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    bench = Bench(__doc__, device="cpu", seconds=110.0)
-    bench.add_argument("model", type=Path, help="model folder whose prepared text and vocabulary are used")
-    bench.add_argument("output", type=Path, help="folder to write, in CTranslate2's format")
+    bench = Bench(__doc__, device="auto")
+    add = bench.add_argument
+    add("recipe", help="recipe, by its path or shipped name")
+    add("folder", type=Path, help="folder to write")
+    add("changes", nargs="*", metavar="KEY=VALUE", help="changes of the recipe")
+    add("--size", choices=SIZES, default="econmt", help="layers and units (%(default)s)")
+    add("--marks", nargs="+", type=float, default=[60.0], help="seconds of training (%(default)s)")
+    add("--dropout", type=float, default=0.1, help="dropout of embeddings and residuals (%(default)s)")
+    add("--warm-up", type=int, default=2000, help="updates until the highest learning rate (%(default)s)")
     given = bench.begin(words)
-    recipe = load_recipe(str(ModelFolder(given.model).recipe), [f"output={given.model}"])
+    recipe = load_recipe(given.recipe, given.changes)
     prepared = open_prepared(store_folder(recipe))
     source, target = prepared.vocabularies.sides
     if source is not target:
-        raise InputError(f"{given.model}: has two vocabularies; train a recipe with data.subwords.joint")
-    trained = train(recipe, prepared, given.device, given.seconds)
-    save(trained, target.tokens(range(target.size)), given.output)
+        raise InputError(f"{given.recipe}: has two vocabularies; give a recipe with data.subwords.joint")
+    torch.manual_seed(recipe.training.seed)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # plans a kernel for each of many shapes
+    precision = torch.bfloat16 if given.device.type == "cuda" else torch.float32
+
+    def make(dropout: float) -> Transformer:
+        return Transformer(target.size, SIZES[given.size], dropout).to(given.device, precision)
+
+    model, file = make(0.0).eval(), given.folder / "model.safetensors"
+    if file.is_file():
+        model.load_state_dict(load_file(file))
+    else:
+        trained = make(given.dropout).train()
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        print(f"{parameters:,} parameters", flush=True)
+        given.folder.mkdir(parents=True, exist_ok=True)
+        report(model, train(trained, recipe, prepared, given), recipe, prepared, given.folder)
+        save_file(model.state_dict(), file)
+    if importlib.util.find_spec("ctranslate2") is not None:
+        save_for_ctranslate2(model, target.tokens(range(target.size)), given.folder / "ctranslate2")
+    else:
+        print("without the package ctranslate2 there is no folder for it", file=sys.stderr)

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "runtime/README.md",
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -27,6 +28,7 @@ ONLY_PARSED = {
     "the network": ["pip install", "hf auth", "hf upload", "hf://", "make ", "git clone"],
     "a text or a program of the reader's": [
         "scripts.bench make-laws",
+        "scripts.libretranslate_tests",
         "paste all.",
         "--validation-hook",
         "distill --command",

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
+from econmt.config.recipe import load_recipe, recipe_text
 from scripts.bench.__main__ import commands as benchmarks
 from tests.conftest import PATIENCE, ROOT
 from tests.documents import tiny
@@ -143,10 +144,6 @@ def _merged(old: Any, new: Any) -> Any:
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
-def _nested(keys: Sequence[str], value: object) -> dict[str, object]:
-    return {keys[0]: _nested(keys[1:], value) if len(keys) > 1 else value}
-
-
 def _provide(page: str, shell: Shell, store: Path, folder: Path) -> None:
     def train(command: str, where: Path) -> None:
         done = shell.run(command, where)
@@ -164,11 +161,9 @@ def _provide(page: str, shell: Shell, store: Path, folder: Path) -> None:
     text = "\n".join(block.text for block in blocks(page) if block.language not in others)
     tiny.provide_models(folder, text, store, train)
     if "mine.yaml" in text and "copy multi30k mine.yaml" not in text:
-        shutil.copy(ROOT / "recipes" / "multi30k.yaml", folder / "mine.yaml")
-        reader = Reader(page, shell, folder)
-        reader.edit(MINE)
-        for key, value in tiny.TRANSLATION.items():
-            reader.edit(_nested(key.split("."), yaml.safe_load(value)))
+        recipe = load_recipe("multi30k", [f"{key}={value}" for key, value in tiny.TRANSLATION.items()])
+        (folder / "mine.yaml").write_text(recipe_text(recipe), encoding="utf-8")
+        Reader(page, shell, folder).edit(MINE)
 
 
 def _every_command() -> list[str]:

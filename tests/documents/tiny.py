@@ -49,7 +49,6 @@ SCRIPTS = {
     "language-model": "--hidden 8 --batch 2 --vocabulary 20 --seconds 0.01 --threads 1 --device cpu",
     "parallel": "--processes 1,2 --length 4 --seconds 0.1 --limit 60 --device cpu",
     "account": "--models LoRA --rounds 1 --size 1",
-    "buckets": "",
     "choices": "--part 1/140 --seconds 0.2 --threads 1",
     "layout": "--seconds 0.01 --threads 1 --dtype float32 --device cpu",
     "cells": "--sizes 2x4x8 --ranks 2 --turns 1 --device cpu",
@@ -119,7 +118,7 @@ def shrink_script(words: Sequence[str]) -> list[str]:
     small = shlex.split(SCRIPTS[name])
     own = [_placed(word) for word in words[first:end]]
     own = _without(own, [*(word for word in small if word.startswith("--")), *LEFT_OUT])
-    if name in ("parallel", "buckets"):
+    if name == "parallel":
         own = _with_keys(own, _keys(next(word for word in own if not word.startswith("-"))))
     if name == "scripts.soak draw":  # what is drawn took half an hour
         own = [str(SOAKS / word) if (SOAKS / word).is_file() else word for word in own]
@@ -219,7 +218,7 @@ def write_texts(folder: Path) -> None:
     for prefix, size in sizes.items():
         _write(folder / f"{prefix}.en", english[:size])
         _write(folder / f"{prefix}.de", german[:size])
-    for name in ("new.en", "report.en", "mine.txt", "training.txt", "test.en", "test_2016_flickr.en"):
+    for name in ("new.en", "report.en", "mine.txt", "training.txt", "test_2016_flickr.en"):
         _write(folder / name, english[:4])
     for name, lines in (
         ("new.en", english),
@@ -235,20 +234,17 @@ def write_texts(folder: Path) -> None:
         _write(folder / "en-vi" / f"{split}.vi", german[:size])
     for split, size in (("train", 64), ("valid", 12), ("test", 12)):
         _write(folder / "corpora" / "ptb" / f"ptb.{split}.txt", english[:size])
-    for name in ("test.de", "test_2016_flickr.de"):
-        _write(folder / name, german[:4])
+    _write(folder / "test_2016_flickr.de", german[:4])
     _write(folder / "baseline.de", german[:6])
     _write(folder / "terms.tsv", ["dog\tHund"])
     _write(folder / "avoid.txt", ["Kater"])
     _write(folder / "test.jsonl", [json.dumps({"text": english[0], "constraints": ["Hund"]})])
-    for name, tag in (("pos", "NOUN"), ("case", "low")):
-        for prefix, size in (("talks/train", 64), ("talks/valid", 6), ("test", 4)):
-            _write(
-                folder / f"{prefix}.{name}", [" ".join([tag] * len(line.split())) for line in english[:size]]
-            )
-    for prefix, size in (("talks/train", 64), ("talks/valid", 6)):
+    for prefix, size in (("talks/train", 64), ("talks/valid", 6), ("test", 4)):
         _write(folder / f"{prefix}.en", english[:size])
         _write(folder / f"{prefix}.de", german[:size])
+        for name, tag in (("pos", "NOUN"), ("case", "low")):
+            tags = [" ".join([tag] * len(line.split())) for line in english[:size]]
+            _write(folder / f"{prefix}.{name}", tags)
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -61,13 +61,15 @@ def test_without_a_home_a_private_temporary_folder_serves(
         monkeypatch.setattr(pwd, "getpwuid", fails_with(KeyError(USER)))
     else:
         monkeypatch.setenv("HOME", "/")
+        monkeypatch.setenv("HF_HOME", "/chosen")
         monkeypatch.setattr(os, "access", lambda path, _: Path(path) != Path("/"))
     told = f"econmt_ops: {reason}, so caches are kept in {temporary}/econmt-{USER};"
     with pytest.warns(RuntimeWarning, match=told):
         folder = cache_folder()
     assert folder == temporary / f"econmt-{USER}"
     assert mode(folder) == 0o700
-    folders = [str(folder / name) for name in ("triton", "matplotlib", "huggingface")]
+    folders = [str(folder / name) for name in ("triton", "matplotlib")]
+    folders.append(str(folder / "huggingface") if reason.startswith("there") else "/chosen")
     assert [os.environ[variable] for variable in OTHERS] == folders
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import econmt_ops
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.core import chunks
-from econmt_ops.core.chunks import split_blocks, split_rows
 from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm import chunked, unrolled
 from econmt_ops.lstm.chunked import ChunkedLSTM
@@ -80,33 +78,18 @@ def test_equals_one_call(
     assert_close(*gradients, 1e-12)
 
 
-@each_implementation("lstm")
 @FULL
-def test_a_probe_tells_the_gradient_of_the_gates(full: bool, implementation: str, device: str) -> None:
-    steps = 6
-    lengths = None if full else torch.tensor([steps, 0, 4])
-    alone, own = leaves(device, steps), leaves(device, steps)
-    gate_gradient = torch.zeros(
-        steps, BATCH, 4 * HIDDEN, dtype=torch.float64, device=device, requires_grad=True
+def test_the_gradient_of_the_gates_is_that_of_the_definition(full: bool, device: str) -> None:
+    """`test_equals_one_call` shows that the weights' gradients follow from it."""
+    make, lengths = Make(device), None if full else torch.tensor([6, 0, 4])
+    gate_gradient = torch.zeros(6, BATCH, 4 * HIDDEN, dtype=torch.float64, device=device)
+    given = {"inputs": make(BATCH, 6, WIDTH), "gate_gradient": gate_gradient}
+    options = {"layers": make.layers(WIDTH, HIDDEN, 1), "lengths": lengths}
+    found, expected = (
+        values_and_gradients(partial(lstm, **options, implementation=name), given)
+        for name in ("recompute", "reference")
     )
-    made = []
-    for given, options in ((alone, {}), (own, {"gate_gradient": gate_gradient})):
-        layer, first = LSTMWeights(given["input"], given["hidden"], given["bias"]), (given["h"], given["c"])
-        more = {"state": (first,), "lengths": lengths, "implementation": implementation, **options}
-        outputs, (state,) = lstm(given["inputs"], (layer,), **more)
-        loss_of(outputs, state).backward()  # type: ignore[no-untyped-call]
-        made.append(outputs)
-    assert [name for name, leaf in own.items() if leaf.grad is None] == ["input", "hidden", "bias"]
-    dgates = gate_gradient.grad
-    before = torch.cat([own["h"].unsqueeze(0), made[1].transpose(0, 1)[:-1]])
-    found = {
-        **{name: leaf.grad for name, leaf in own.items() if leaf.grad is not None},
-        "input": torch.einsum("tbg,tbi->gi", dgates, own["inputs"].transpose(0, 1)),
-        "hidden": torch.einsum("tbg,tbh->gh", dgates, before),
-        "bias": dgates.sum((0, 1)),
-    }
-    for name, leaf in alone.items():
-        assert_close([found[name]], [leaf.grad], 1e-12)
+    assert_close(found[1], expected[1], 1e-12)
 
 
 def test_weights_are_cast_once_and_sums_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,63 +129,6 @@ def test_the_next_update_reads_the_weights_as_they_are_then() -> None:
         loss_of(outputs.float(), state).backward()  # type: ignore[no-untyped-call]
         layer.backward()
     assert not torch.equal(*found)
-
-
-@pytest.mark.parametrize("wrong", ["shape", "layers", "reverse"])
-def test_what_a_probe_does_not_go_with_is_refused(wrong: str) -> None:
-    own = leaves("cpu", 4)
-    layers = (LSTMWeights(own["input"], own["hidden"], own["bias"]),)
-    square = LSTMWeights(own["hidden"], own["hidden"], own["bias"])
-    gate_gradient = own["inputs"].new_zeros(3 if wrong == "shape" else 4, BATCH, 4 * HIDDEN)
-    with pytest.raises(ValueError, match=r"lstm: gate_gradient (must be|requires one layer of LSTMWeights)"):
-        lstm(
-            own["inputs"],
-            (*layers, square) if wrong == "layers" else layers,
-            gate_gradient=gate_gradient,
-            reverse=wrong == "reverse",
-        )
-
-
-@pytest.mark.parametrize(
-    ("rows", "positions", "width", "expected"),
-    [
-        (7, 10, 10, [(0, 3), (3, 6), (6, 9)]),
-        (7, 10, 40, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]),  # a row alone is too large
-        (2, 0, 0, [(0, 300)]),
-        (0, 10, 10, [(0, 3)]),
-    ],
-)
-def test_parts_of_rows(
-    monkeypatch: pytest.MonkeyPatch, rows: int, positions: int, width: int, expected: list[tuple[int, int]]
-) -> None:
-    monkeypatch.setattr(chunks, "_PART_BYTES", 300)
-    assert [(part.start, part.stop) for part in split_rows(rows, positions, width)] == expected
-
-
-@pytest.mark.parametrize(
-    ("dtype", "large", "expected"),
-    [
-        (torch.float32, False, [(0, 1), (1, 3), (3, 5)]),
-        (torch.bfloat16, False, [(0, 1), (1, 5)]),
-        (torch.float32, True, [(0, 2), (2, 5)]),
-        (torch.float64, False, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
-    ],
-)
-def test_the_first_block_of_steps_may_be_shorter(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, large: bool, expected: list[tuple[int, int]]
-) -> None:
-    """Gates of 3 rows and 5 units in float32 take 240 bytes a step."""
-    monkeypatch.setattr(chunks, "_BLOCK_BYTES", 2 * 240)
-    monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 4 * 240)
-    assert split_blocks(5, 3, 5, dtype, large) == expected
-
-
-def test_large_blocks_are_nearly_even() -> None:
-    """Echo's batch: four launches as with blocks of 32 steps, and a first block that has room for copies."""
-    blocks = split_blocks(100, 128, 512, torch.bfloat16, large=True)
-    assert blocks == [(0, 22), (22, 48), (48, 74), (74, 100)]
-    assert split_blocks(3, 128, 512, torch.bfloat16, large=True) == [(0, 3)]
-    assert split_blocks(0, 128, 512, torch.bfloat16, large=True) == []
 
 
 each_way = pytest.mark.parametrize("implementation", ["reference", "recompute"])

@@ -5,7 +5,8 @@ import torch
 
 from econmt_ops import attentional_lstm, dropout_mask
 from econmt_ops.products.dropout import RowsSeed, apply_dropout, derive_seed, dropout, keep_mask
-from econmt_ops.products.stack import StackOptions
+from econmt_ops.products.reversal import reverse_rows
+from econmt_ops.products.stack import StackOptions, run_stack
 from tests.ops.cases import CASES, Sizes
 from tests.ops.helpers import Make
 
@@ -34,10 +35,6 @@ def test_leaves_the_global_generator_alone(device: str) -> None:
     assert torch.rand(3, device=device).equal(expected)
 
 
-def test_no_dropout_keeps_everything(device: str) -> None:
-    assert dropout_mask((7, 9), 0.0, 3, torch.device(device), torch.float32).eq(1).all()
-
-
 def test_apply_multiplies_with_the_mask_and_hides_what_is_dropped(device: str) -> None:
     place = torch.device(device)
     values = torch.randn(6, 5, device=device, dtype=torch.float64)
@@ -53,11 +50,6 @@ def test_derived_seeds_differ() -> None:
     seeds = {derive_seed(seed, index) for seed in range(-50, 50) for index in range(20)}
     assert len(seeds) == 2000
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_indexed_masks_come_from_derived_seeds(device: str) -> None:
-    place = torch.device(device)
-    assert keep_mask((7, 9), 0.5, 3, place, 2).equal(keep_mask((7, 9), 0.5, derive_seed(3, 2), place))
 
 
 def test_is_registered_with_torch(device: str) -> None:
@@ -81,22 +73,6 @@ def test_a_seed_in_a_tensor_is_counted_alike_everywhere(device: str) -> None:
     masks = StackOptions(dropout=0.5, seed=torch.tensor(9, device=device)).keep_masks(2, (3, 5, 7), place)
     assert masks[1] is not None
     assert masks[1].equal(keep_mask(shape, 0.5, torch.tensor(9, device=device), place, 1))
-
-
-def test_masks_of_a_stack(device: str) -> None:
-    place = torch.device(device)
-    options, shape = StackOptions(dropout=0.5, seed=9), (4, 5, 64)
-    masks = options.keep_masks(3, shape, place)
-    assert masks[0] is None
-    assert masks[1] is not None
-    assert masks[2] is not None
-    assert masks[1].shape == (4, 5, 64)
-    assert not masks[1].equal(masks[2])
-    assert not masks[1][:, 0].equal(masks[1][:, 1])
-    variational = options._replace(variational=True).keep_masks(2, shape, place)[1]
-    assert variational is not None
-    assert variational.shape == (4, 1, 64)
-    assert StackOptions().keep_masks(3, shape, place) == [None, None, None]
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.25, 0.5, 0.8, 1 - 1e-9])
@@ -139,3 +115,18 @@ def test_a_decoder_drops_in_some_rows_what_it_drops_in_all(implementation: str) 
     whole = run(slice(None), 9)
     torch.testing.assert_close(run(slice(2, 4), RowsSeed(9, 2)), whole[2:4])
     assert not torch.allclose(run(slice(2, 4), 9), whole[2:4])
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2, 0])])
+@pytest.mark.parametrize("reverses", [False, True])
+def test_masks_are_of_positions_in_either_direction(lengths: torch.Tensor | None, reverses: bool) -> None:
+    """Of layers that add up what they have read."""
+    options, inputs = StackOptions(lengths=lengths, dropout=0.5, seed=7), torch.ones(3, 4, 5)
+    found, _ = run_stack(lambda number, read: (read.cumsum(1), number), inputs, 3, options, reverses=reverses)
+    expected = inputs
+    for mask in options.keep_masks(3, (3, 4, 5), torch.device("cpu")):
+        given = expected if mask is None else 2.0 * mask * expected
+        rows = reverse_rows(given, lengths) if reverses else given
+        expected = reverse_rows(rows.cumsum(1), lengths) if reverses else rows.cumsum(1)
+    valid = torch.arange(4) < (torch.tensor([4, 4, 4]) if lengths is None else lengths)[:, None]
+    assert torch.equal(found[valid], expected[valid])

@@ -60,9 +60,7 @@ def test_every_op_is_called_with_every_tensor_that_it_takes(op: str) -> None:
     ("problem", "implementation"), [each for each in variants() if each[1] not in ("triton", "compiled")]
 )
 def test_layouts_change_no_result(problem: str, implementation: str, shift: int, device: str) -> None:
-    found = implementations_of(problems("cpu")[problem].function.__name__)[implementation]
-    if device not in found.traits.devices or not found.traits.is_available():
-        pytest.skip(f"{implementation} does not run on this {device}")
+    options_of(problem, implementation, device)  # skips what cannot run
     check_layouts(problem, implementation, shift, device)
 
 

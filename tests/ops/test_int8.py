@@ -11,6 +11,7 @@ from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import rounded
 from econmt_ops.products.int8 import Int8Product
 from tests.conftest import run_python
+from tests.ops.test_native_layers import definition
 
 LEVELS = ["tensors", 0, 1, 2]
 SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1024, 20)]
@@ -27,12 +28,6 @@ def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
 
 
-def expected(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The product of the rounded values, in integers."""
-    (a, steps), (b, others) = rounded(left), rounded(weight)
-    return (a.long() @ b.long().t()).double() * steps.double()[:, None] * others.double()
-
-
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_product_is_that_of_the_rounded_values(sizes: tuple[int, int, int]) -> None:
@@ -42,7 +37,7 @@ def test_a_product_is_that_of_the_rounded_values(sizes: tuple[int, int, int]) ->
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
     left[rows // 2] = 0.0
     weight[0] *= 100.0
-    whole = expected(left, weight)
+    whole = definition(left, weight, torch.int8)
     torch.testing.assert_close(Int8Product(weight, bias)(left).double(), whole + bias, rtol=1e-5, atol=1e-4)
     start = torch.randn(rows, outputs)
     before = start.clone().double()
@@ -61,14 +56,6 @@ def test_rounding_is_within_half_a_step() -> None:
     bound = 0.5 * (steps[:, None] * weight.abs().sum(1) + others * left.abs().sum(1)[:, None]) * 1.01
     assert ((found - exact).abs() <= bound).all()
     assert (found - exact).abs().max() > 0
-
-
-@pytest.mark.usefixtures("_level")
-def test_a_row_does_not_depend_on_others() -> None:
-    torch.manual_seed(3)
-    product, left = Int8Product(torch.randn(40, 24), torch.randn(40)), torch.randn(70, 24)
-    together = product(left)
-    torch.testing.assert_close(together[65:66], product(left[65:66]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.usefixtures("_level")

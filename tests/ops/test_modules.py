@@ -10,6 +10,7 @@ from torch import nn
 
 import econmt_ops
 from econmt_ops import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
+from econmt_ops.modules.cells import CellLayers
 from tests.ops.helpers import Make, assert_close
 
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
@@ -34,16 +35,6 @@ def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
     ratio = outputs / bottom(inputs)[0]
     assert_close([ratio], [ratio[:, :1].expand(2, 4, width).round()], 1e-12)
     assert sorted(ratio.round().unique().tolist()) == [0.0, 2.0]
-
-
-def test_lstm_refuses() -> None:
-    module = LSTM(3, 4, 2, batch_first=True)
-    with pytest.raises(RuntimeError, match=r"Expected hidden\[0\] size \(2, 5, 4\), got \[1, 5, 4\]"):
-        module(torch.ones(5, 2, 3), (torch.ones(1, 5, 4), torch.ones(2, 5, 4)))
-    with pytest.raises(RuntimeError, match=r"Expected hidden\[1\] size \(2, 5, 4\), got \[2, 5, 3\]"):
-        module(torch.ones(5, 2, 3), (torch.ones(2, 5, 4), torch.ones(2, 5, 3)))
-    with pytest.raises(ValueError, match="unknown implementation 'slow'"):
-        LSTM(3, 4, implementation="slow")(torch.ones(5, 2, 3))
 
 
 @pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer_norm"])
@@ -177,11 +168,34 @@ def test_a_width_that_does_not_fit_the_classes_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    "module",
+    [
+        AdditiveAttention(5, 5, 5, implementation="slow"),
+        AttentionalLSTM(5, 5, 5, 5, implementation="slow"),
+        *(kind(5, 5, implementation="slow") for kind in CellLayers.__subclasses__()),
+    ],
+    ids=repr,
+)
+def test_the_implementation_is_the_one_of_the_module(module: nn.Module) -> None:
+    tensors = [torch.ones(2, 3, 5)] * (1 if isinstance(module, CellLayers) else 2)
+    with pytest.raises(ValueError, match="unknown implementation 'slow'"):
+        module(*tensors)
+
+
+@pytest.mark.parametrize(
     ("kind", "sizes"),
-    [(AdditiveAttention, (3, 4, 5)), (AttentionalLSTM, (3, 4, 5, 6)), (LinearCrossEntropy, (3, 4))],
+    [
+        (AdditiveAttention, (3, 4, 5)),
+        (AttentionalLSTM, (3, 4, 5, 6)),
+        (LinearCrossEntropy, (3, 4)),
+        *((kind, (3, 4, 2)) for kind in CellLayers.__subclasses__()),
+    ],
 )
 def test_modules_made_on_the_meta_device_start_as_others(kind: Any, sizes: tuple[int, ...]) -> None:
-    """As data-parallel wrappers do: memory without values, then `reset_parameters` of every submodule."""
+    """As data-parallel wrappers do: memory without values, then `reset_parameters` of every submodule.
+
+    Gains of normalization are ones in all layers, and nothing else is one.
+    """
     with torch.device("meta"):
         module = kind(*sizes)
     module.to_empty(device="cpu")
@@ -190,4 +204,6 @@ def test_modules_made_on_the_meta_device_start_as_others(kind: Any, sizes: tuple
     for part in module.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
-    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    for name, parameter in module.named_parameters():
+        assert parameter.isfinite().all()
+        assert torch.equal(parameter, torch.ones_like(parameter)) == ("gain" in name)

@@ -13,8 +13,7 @@ from econmt_ops.optimizers import in_backward as optimizer_in_backward
 from econmt_ops.optimizers.eight_bit import EightBitOptimizer
 from econmt_ops.optimizers.fused import FusedOptimizer
 from econmt_ops.optimizers.in_backward import BackwardUpdates
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+from tests.ops.test_optimizer import DEVICES
 
 KINDS: list[tuple[type[FusedOptimizer], dict[str, Any]]] = [
     (FusedOptimizer, {"name": "adam", "weight_decay": 0.1}),

@@ -15,6 +15,7 @@ from econmt_ops.backends.c import products
 from econmt_ops.backends.c.products import Tiles
 from econmt_ops.products.gemm import Product, multiply
 from econmt_ops.products.outer import add_outer, outer
+from tests.ops.test_native import framed as framed_by_nan
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 pytestmark = pytest.mark.skipif(
@@ -88,21 +89,13 @@ def test_product(shape: tuple[int, int, int], kind: torch.dtype, dtype: torch.dt
     expected = left.double() @ weight.double().t() + bias.double() + adds
     # float32 operands are rounded as these already are.
     wide = left.float(), weight.float()
-    for source in (left, columns(left), wide[0], columns(wide[0]), framed_copy(left)):
-        for matrix in (weight, columns(weight), wide[1], columns(wide[1]), framed_copy(weight)):
+    for source in (left, columns(left), wide[0], columns(wide[0]), framed_by_nan(left)):
+        for matrix in (weight, columns(weight), wide[1], columns(wide[1]), framed_by_nan(weight)):
             out, whole = framed(rows, outputs, dtype)
             assert Tiles(matrix, kind).multiply(out, source, bias, adds) is out
             assert_near(out, expected, left, weight)
             out.fill_(7.0)
             assert (whole == 7.0).all()
-
-
-def framed_copy(matrix: Tensor) -> Tensor:
-    """Returns the same values as rows of a larger matrix of NaN."""
-    inner, whole = framed(*matrix.shape, matrix.dtype)
-    whole.fill_(float("nan"))
-    inner.copy_(matrix)
-    return inner
 
 
 @types

@@ -22,7 +22,7 @@ from econmt_ops.backends.c.search import _signals_wait
 from econmt_ops.core import precision
 from econmt_ops.core import scopes as accounting
 from econmt_ops.core.loops import shortened, steps_of
-from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts, recurrent_tf32
+from econmt_ops.core.precision import compute_dtype, explicit_casts, recurrent_tf32
 from econmt_ops.core.scopes import current_layer, layer
 from econmt_ops.dispatch.rule import MODE, captured, rules_only
 from econmt_ops.dispatch.session import current_session, measuring
@@ -88,19 +88,6 @@ def test_packed_rows_and_dropout_are_on_their_own_device(kind: str, device: str)
         with torch.device(other):
             rows.append(layer(packed)[0].data)
     torch.testing.assert_close(*rows, rtol=0, atol=0)
-
-
-def test_the_innermost_scope_wins_and_ends_with_its_block() -> None:
-    assert accounting.current_layer() == "other"
-    with accounting.layer("decoder"):
-        assert accounting.current_layer() == "decoder"
-        with accounting.layer("attention"):
-            assert accounting.current_layer() == "attention"
-        assert accounting.current_layer() == "decoder"
-        with pytest.raises(RuntimeError, match="stop"), accounting.layer("attention"):
-            raise RuntimeError("stop")
-        assert accounting.current_layer() == "decoder"
-    assert accounting.current_layer() == "other"
 
 
 @pytest.mark.parametrize("op", ["attentional_lstm", "attentional_lstm-not-fed-dot"])
@@ -249,20 +236,6 @@ def test_types_of_results(op: str, device: str) -> None:
     assert high == expected.get(op, expected.get(name, []))
 
 
-def test_rules(device: str) -> None:
-    values = {dtype: torch.zeros(1, dtype=dtype, device=device) for dtype in (torch.float32, torch.float64)}
-    assert compute_dtype(values[torch.float32]) == torch.float32
-    with torch.autocast(device, torch.bfloat16):
-        assert compute_dtype(values[torch.float32]) == torch.bfloat16
-        assert compute_dtype(values[torch.float64]) == torch.float64
-        with explicit_casts(values[torch.float32]):
-            assert compute_dtype(values[torch.float32]) == torch.float32
-        assert torch.is_autocast_enabled(device)
-    assert compute_dtype(torch.zeros(1, dtype=torch.float16, device="meta")) == torch.float16
-    assert accumulate_dtype(torch.float64) == torch.float64
-    assert {accumulate_dtype(d) for d in (torch.float32, torch.float16, torch.bfloat16)} == {torch.float32}
-
-
 def test_what_torch_compile_cannot_trace_is_not_asked(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     # torch.compile of torch 2.11 stops at this question.
     monkeypatch.delattr(torch.amp, "is_autocast_available")
@@ -281,3 +254,16 @@ def test_versions_of_torch_without_a_setting_for_recurrent_layers(
     monkeypatch.setattr(precision, "_get_precision", None)
     with torch.backends.cudnn.flags(allow_tf32=allowed):
         assert recurrent_tf32() is allowed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_end_of_a_search_is_heard_after_it(number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, _: heard.append(number))
+    try:
+        with _signals_wait():
+            signal.raise_signal(number)
+            assert not heard
+        assert heard == [number]
+    finally:
+        signal.signal(number, before)

@@ -17,8 +17,10 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves, tree_map
 
 import econmt_ops
+from econmt_ops.backends import c as library
 from econmt_ops.backends import compiled, steps_for
 from econmt_ops.backends.c.steps import CSteps
+from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.dispatch.traits import names_of
 from tests.ops.cases import CASES, Sizes
 from tests.ops.checking import VARIATIONS, Variation, check
@@ -56,7 +58,16 @@ def test_meta_device(op: str) -> None:
     assert shapes(call.function(**meta)) == shapes(call.function(**call.arguments))
 
 
-def compare_compiled(op: str, device: str, dynamic: bool, autocast: bool) -> None:
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    ("op", "dynamic", "autocast"),
+    [
+        *((op, False, False) for op in calls("cpu", torch.float32)),
+        *((op, True, False) for op in ("additive_attention", "linear_cross_entropy", "linear-column")),
+        *((op, False, True) for op in ("additive_attention", "linear_cross_entropy")),
+    ],
+)
+def test_compiles_to_one_graph(op: str, dynamic: bool, autocast: bool, device: str) -> None:
     torch.compiler.reset()
     call = calls(device, torch.float32)[op]
     compiled = torch.compile(call.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -68,23 +79,6 @@ def compare_compiled(op: str, device: str, dynamic: bool, autocast: bool) -> Non
     assert [x.dtype for x in actual] == [x.dtype for x in expected]
     assert_close(actual, expected, tolerance)
     assert_close(gradients, expected_gradients, tolerance)
-
-
-@pytest.mark.sampled(3)
-@each_op
-def test_compiles_to_one_graph(op: str, device: str) -> None:
-    compare_compiled(op, device, dynamic=False, autocast=False)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("op", ["additive_attention", "linear_cross_entropy", "linear-column"])
-def test_compiles_for_any_size(op: str, device: str) -> None:
-    compare_compiled(op, device, dynamic=True, autocast=False)
-
-
-@pytest.mark.parametrize("op", ["additive_attention", "linear_cross_entropy"])
-def test_compiles_under_autocast(op: str, device: str) -> None:
-    compare_compiled(op, device, dynamic=False, autocast=True)
 
 
 @pytest.mark.slow
@@ -156,6 +150,14 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         assert type(steps_for(torch.empty(0), "compiled")) is CSteps
     finally:
         compiled.is_available.cache_clear()
+
+
+def test_the_choice_of_a_backend() -> None:
+    assert type(steps_for(torch.empty(0))) is CSteps
+    assert type(steps_for(torch.empty(0, dtype=torch.float64))) is EagerSteps
+    assert type(steps_for(torch.empty(0), "compiled")) is compiled.CompiledSteps
+    with library.without():
+        assert type(steps_for(torch.empty(0))) is EagerSteps
 
 
 @pytest.fixture

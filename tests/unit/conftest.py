@@ -1,3 +1,6 @@
 from __future__ import annotations
 
-from tests.pictures import _no_pictures, pictures  # noqa: F401
+import importlib.util
+
+if importlib.util.find_spec("econmt") is not None:  # else econmt_memory is tested alone
+    from tests.pictures import _no_pictures, pictures  # noqa: F401

@@ -23,14 +23,14 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38427,
-    "econmt_serve": 3815,
+    "econmt": 38426,
+    "econmt_serve": 3813,
     "econmt_distill": 1941,
     "memory": 5585,
-    "runtime": 2182,
-    "ops": 23341,
-    "scripts": 14964,
-    "tests": 55539,
+    "runtime": 2165,
+    "ops": 23337,
+    "scripts": 14903,
+    "tests": 55174,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -293,10 +293,6 @@ def test_only_these_keys_may_change_when_a_run_is_resumed() -> None:
     [
         (KeyMark.NO_MEMORY, ("model.", "ops.", "decoding.", "training.batch.", "training.optimizer.")),
         (KeyMark.NO_PREPARED_TEXT, ("model.", "training.", "ops.")),
-        (
-            KeyMark.NO_PARAMETERS,
-            ("model.", "training.optimizer.", "training.schedule.", "training.averaging."),
-        ),
     ],
     ids=lambda value: value.name if isinstance(value, KeyMark) else "",
 )

@@ -77,16 +77,6 @@ def test_text_that_is_no_section(text: str, expected: str) -> None:
     assert str(caught.value).startswith(expected)
 
 
-def test_a_hostile_tag_runs_nothing(tmp_path: Any) -> None:
-    target = tmp_path / "touched"
-    text = (
-        f"value: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{target}']]\n"
-    )
-    with pytest.raises(InputError, match="is not allowed"):
-        load_section(Anything, text, "file")
-    assert not target.exists()
-
-
 def test_a_byte_order_mark_and_windows_lines_are_no_matter() -> None:
     assert load_section(Anything, "\ufeffvalue: 3\r\n", "file").value == 3
 

@@ -270,12 +270,12 @@ def decode_line(raw: bytes, where: Path | str, number: int) -> str:
     """
     if number == 1 and raw.startswith(_GZIP):
         raise InputError(f"{where}: is compressed with gzip; unpack it, or give a file's name the ending .gz")
+    raw = raw.removesuffix(b"\n")
     if len(raw) >= limits.LINE_BYTES:
         kind = "NUL bytes, a line" if b"\0" in raw else "a line"
         raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes or more; is this a text file?")
-    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
-        line = raw.decode("utf-8")
+        line = raw.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{where}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "

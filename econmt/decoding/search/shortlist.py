@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.lexicon import EMPTY_WORD
-from econmt.data.text.vocabulary import SPECIAL_TOKENS
+from econmt.data.text.vocabulary import EOS, PAD, SPECIAL_TOKENS
 from econmt.decoding.search.model import SearchModel
 
 
@@ -40,6 +40,7 @@ class Shortlists:
         ``more`` has additional ids for each sentence, those of its constraints.
         """
         source = source.cpu() % len(self._table)  # removes source factors from joint ids
+        source = source.where(source != PAD, EOS)  # which every sentence has
         allowed = torch.zeros(len(source), self._size, dtype=torch.bool)
         allowed.scatter_(1, self._table[source].flatten(1), True)
         allowed[:, self._table[EMPTY_WORD]] = True

@@ -136,7 +136,8 @@ class _LayerTimer:
         for number, layer in enumerate(stack.layers):
             assert isinstance(layer, RecurrentLayer)
             weights = layer.weights
-            read, size = _widths(weights)
+            matrix, size = weights.input, len(weights.bias) // 4
+            read = (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1]
             key = read, size, stack.steps
             if key not in self._measured:
                 self._measured[key] = self._layer(weights, stack.options, read, stack.steps)
@@ -183,9 +184,3 @@ def _leaves(weights: Any) -> Any:
     if isinstance(weights, Tensor):
         return weights.detach().requires_grad_()
     return type(weights)(*map(_leaves, weights))
-
-
-def _widths(weights: Any) -> tuple[int, int]:
-    """Returns the input size and the hidden size of a layer."""
-    matrix = weights.input
-    return (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1], len(weights.bias) // 4

@@ -17,10 +17,10 @@ from rich.console import Console
 
 from econmt_memory.account.advice import Advice, advise
 from econmt_memory.measure.ledger import CATEGORIES, Ledger, kind_of, ledger_of, summed
-from econmt_memory.measure.storages import PHASES, Change
+from econmt_memory.measure.storages import Change
 from econmt_memory.report.ledger_tables import largest_table, ledger_data, ledger_table, peak_moment
 from econmt_memory.report.page import account_page
-from econmt_memory.report.tables import Cell, ReportTable, format_bytes, print_table, shape_text
+from econmt_memory.report.tables import Cell, ReportTable, format_bytes, print_table
 
 if TYPE_CHECKING:
     from econmt_memory.account.module_scopes import ModuleScopes, StepFollower
@@ -30,18 +30,18 @@ OUTSIDE = "outside of modules"
 
 _ASKED = re.compile(r"[Tt]ried to allocate (\d[\d.]*) ?(bytes|KiB|MiB|GiB)?")
 _UNITS = {None: 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_LINES = 5
-"""Number of lines of the program that a table lists."""
 
 
 class Account:
-    """Account of the bytes, times and operations of a training step.
+    """Account of the bytes of a training step.
 
     It counts at the moment of the peak, or, if the memory was full, at that moment.
 
     Attributes:
         notes: Sentences for the reader.
         names: Names of modules, in the order of the model.
+        inputs: Bytes of the tensors that a module was called with last, by name.
+        kinds: Classes of modules by name; None until the step has ended.
         full: Bytes that could not be allocated; None if the memory was not full, 0 if the number is unknown.
     """
 
@@ -50,7 +50,8 @@ class Account:
         self.names: list[str] = []
         self.full: int | None = None
         self._tracker = tracker
-        self._scopes: ModuleScopes | None = None
+        self.inputs: dict[str, int] = {}
+        self.kinds: dict[str, str] | None = None
 
     def fail(self, error: BaseException) -> None:
         """Notes that the step ended with an error."""
@@ -66,27 +67,21 @@ class Account:
 
     def close(self, scopes: ModuleScopes) -> None:
         """Ends the account, after the step."""
-        self.names = list(scopes.kinds)
+        self.kinds, self.inputs, self.names = scopes.kinds, scopes.inputs, list(scopes.kinds)
         self.notes += [f"{name} is compiled: what it computes is one row." for name in scopes.compiled]
         if scopes.in_threads:
             missing = "is not counted" if self._tracker.device.type == "cpu" else "belongs to no module"
             self.notes.append(f"Modules ran in another thread as well; what it allocated {missing}.")
-        self._scopes = scopes
 
     @cached_property
     def ledger(self) -> Ledger:
         """Ledger of the step."""
-        if self._scopes is None:
+        if self.kinds is None:
             raise ValueError(
                 "the memory account is complete when its with block has ended; read it after the block"
             )
-        tracker = self._tracker
-        ledger = ledger_of(tracker, at_end=self.full is not None)
-        ledger.milliseconds = (
-            dict(tracker.milliseconds) if tracker.clock is None else tracker.clock.milliseconds()
-        )
-        ledger.operations = +tracker.operations
-        ledger.seconds = tracker.seconds
+        ledger = ledger_of(self._tracker, at_end=self.full is not None)
+        ledger.seconds, ledger.flops = self._tracker.seconds, 0
         return ledger
 
     @property
@@ -127,15 +122,12 @@ class Account:
 
     def advice(self) -> list[Advice]:
         """Returns changes that would make room, with the bytes that they are predicted to save, largest first."""
-        ledger = self.ledger
-        assert self._scopes is not None
-        return advise(ledger, self._scopes)
+        return advise(self.ledger, self.kinds or {}, self.inputs)
 
     def tables(self, depth: int | None = 2) -> dict[str, ReportTable]:
         """Returns the account's tables by kind."""
         ledger = self.rolled_up(depth)
-        tables = {"ledger": ledger_table(ledger, "module"), "times": modules_table(ledger)}
-        tables |= {"largest": largest_table(ledger), "lines": lines_table(ledger)}
+        tables = {"ledger": ledger_table(ledger, "module"), "largest": largest_table(ledger)}
         if self.full is not None:
             rows: list[list[Cell]] = [[each.text, each.bytes] for each in self.advice()]
             tables["advice"] = ReportTable("what would make room", ("change", "predicted saving"), rows)
@@ -163,35 +155,31 @@ class Account:
 
     def to_json(self, path: Path | str | None = None) -> str:
         """Returns the account as JSON text, and writes it to ``path`` if that is given."""
-        times = self.ledger.milliseconds.items()
-        nested = {phase: {name: spent for (when, name), spent in times if when == phase} for phase in PHASES}
-        ledger = {**ledger_data(self.ledger), "milliseconds": nested}
-        data = {"modules": self.names, "notes": self.notes, "ledger": ledger}
+        data = {"modules": self.names, "notes": self.notes, "ledger": ledger_data(self.ledger)}
         return _written(json.dumps(data, indent=1) + "\n", path)
 
     def to_csv(self, path: Path | str | None = None, depth: int | None = None) -> str:
-        """Returns one row per module as CSV text, with bytes, milliseconds and operations; writes it to ``path``."""
+        """Returns the bytes of each module as CSV text, and writes it to ``path`` if that is given.
+
+        The last column is what the module kept for the backward pass.
+        """
         ledger = self.rolled_up(depth)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["module", *CATEGORIES, "all", *(f"{phase} ms" for phase in PHASES), "flops"])
-        for name in _rows(ledger):
+        writer.writerow(["module", *CATEGORIES, "all", "stash"])
+        for name in ledger.ordered([*ledger.layers, *ledger.stash]):
             sizes = [ledger.entries.get((category, name), 0) for category in CATEGORIES]
-            times = [round(ledger.milliseconds.get((phase, name), 0.0), 3) for phase in PHASES]
-            writer.writerow([name, *sizes, sum(sizes), *times, ledger.operations[name]])
+            writer.writerow([name, *sizes, sum(sizes), ledger.stash[name]])
         return _written(text.getvalue(), path)
 
     def rolled_up(self, depth: int | None) -> Ledger:
         """Returns the ledger whose modules below ``depth`` levels count for those above them."""
         above, ledger = self._above(depth), self.ledger
         names = [*self.names, *(name for _, name in ledger.entries)]
-        times = ledger.milliseconds.items()
         return replace(
             ledger,
             entries=summed(((kind, above(name)), size) for (kind, name), size in ledger.entries.items()),
             stash=summed((above(name), size) for name, size in ledger.stash.items()),
-            milliseconds=dict(summed(((phase, above(name)), spent) for (phase, name), spent in times)),
-            operations=summed((above(name), flops) for name, flops in ledger.operations.items()),
             largest=[tensor._replace(layer=above(tensor.layer)) for tensor in ledger.largest],
             order=list(dict.fromkeys(map(above, names))),
         )
@@ -216,35 +204,6 @@ class Account:
         if self.full is not None:
             return f"live {size}"
         return f"peak {size}, in the {peak_moment(self.ledger).phase} phase"
-
-
-def modules_table(ledger: Ledger) -> ReportTable:
-    """Lists feature maps kept after the forward pass, milliseconds and operations by module."""
-    phases = PHASES if ledger.milliseconds else ()
-    rows: list[list[Cell]] = []
-    for name in _rows(ledger):
-        times = [f"{ledger.milliseconds.get((phase, name), 0.0):,.1f}" for phase in phases]
-        rows.append([name, ledger.stash[name], *times, f"{ledger.operations[name] / 1e9:,.3f}"])
-    sums = [f"{ledger.phase(phase):,.1f}" for phase in phases]
-    total: list[Cell] = ["all", ledger.stashed, *sums, f"{ledger.operations.total() / 1e9:,.3f}"]
-    columns = ("module", "stash", *(f"{phase} ms" for phase in phases), "GFLOP")
-    return ReportTable("stash, time and operations by module", columns, rows, total)
-
-
-def lines_table(ledger: Ledger) -> ReportTable:
-    """Lists the lines of the program that made the largest feature maps."""
-    tensors = [tensor for tensor in ledger.largest if tensor.category == "feature maps" and tensor.line]
-    rows: list[list[Cell]] = [
-        [tensor.bytes, shape_text(tensor.shape), tensor.layer, tensor.line] for tensor in tensors[:_LINES]
-    ]
-    columns = ("size", "shape", "module", "line")
-    return ReportTable("lines that made the largest feature maps", columns, rows, left=range(1, 4))
-
-
-def _rows(ledger: Ledger) -> list[str]:
-    """Returns the modules that have bytes, time or operations."""
-    timed = [name for _, name in ledger.milliseconds]
-    return ledger.ordered([*ledger.layers, *ledger.stash, *timed, *ledger.operations])
 
 
 def _written(text: str, path: Path | str | None) -> str:

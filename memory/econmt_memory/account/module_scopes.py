@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from itertools import chain, count
+from itertools import chain, count, repeat
 from typing import Any
 
 import torch
@@ -16,13 +16,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.step_recorder import StepRecorder
 from econmt_memory.measure import scopes
-from econmt_memory.measure.user_lines import UserLine, user_line
 
 StepFollower = StepRecorder | PredictingTracker
 """Record of a program's step, of real or of fake tensors."""
@@ -55,15 +54,14 @@ class ModuleScopes:
         self._thread = threading.get_ident()
         self._tracker = tracker
         self._owners: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
-        self._running: list[tuple[nn.Module, UserLine | None]] = []
-        # The number of parameters whose state has a label, by optimizer.
-        self._optimizers = weakref.WeakKeyDictionary(dict.fromkeys(optimizers, 0))
-        self._updating: list[weakref.ref[Optimizer]] = []
+        self._running: list[nn.Module] = []
+        self._optimizers = weakref.WeakSet(optimizers)
+        self._updating: int | None = None  # the number of the optimizer that steps
         self._hooks = ExitStack()
         for model in models:
             self._register(model)
         for optimizer in list(self._optimizers):
-            self._label_optimizer(optimizer)
+            self._label_state(optimizer)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -89,7 +87,6 @@ class ModuleScopes:
                 ):  # some are new, as from model.to or a lazy module
                     self._label_weights(module, name)
                 for optimizer in list(self._optimizers):
-                    self._label_parameters(optimizer)
                     self._label_optimizer(optimizer)
 
     def _register(self, model: nn.Module) -> None:
@@ -104,8 +101,6 @@ class ModuleScopes:
             parts = [part for part in path.split(".") if part != "_orig_mod"]
             path = ".".join(parts[1:] if is_parallel else parts)  # without the parts that wrappers add
             name = self._name(module, prefix + path if path else root)
-            if type(module) is nn.Sequential:
-                self._tracker.containers |= {name}
             if hasattr(module, "_orig_mod"):
                 self.compiled.append(name)
             elif module._compiled_call_impl is not None:
@@ -166,61 +161,38 @@ class ModuleScopes:
                 self._tracker.label(part, "gradients", self._owners.get(parameter, "other"))
 
     def _label_optimizer(self, optimizer: Optimizer) -> None:
-        self._optimizers[optimizer] = len(optimizer.state)
-        for parameter, state in optimizer.state.items():
+        """Labels state, and parameters that no module has, such as an image that is optimized."""
+        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
+            if parameter not in self._owners:
+                self._own(parameter, "other")
+        self._label_state(optimizer)
+
+    def _label_state(self, optimizer: Optimizer) -> None:
+        settings = ({**group, "params": None} for group in optimizer.param_groups)  # the rate may be a tensor
+        for parameter, state in (*optimizer.state.items(), *zip(repeat(None), settings)):
             owner = self._owners.get(parameter, "other") if isinstance(parameter, Tensor) else "other"
             for part in tree_leaves(state):
                 if isinstance(part, Tensor):
                     self._tracker.label(part, "optimizer state", owner)
 
-    def _label_parameters(self, optimizer: Optimizer) -> None:
-        """Labels the parameters of an optimizer that no module has, such as an image that is optimized."""
-        for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
-            if parameter not in self._owners:
-                self._own(parameter, "other")
-
-    def _begin_update(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._optimizers.setdefault(optimizer, 0)
+    def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._optimizers.add(optimizer)
         self._leave_update(optimizer)  # if its last step has failed
-        if not self._updating:  # else another optimizer runs this one
+        if self._updating is None:  # else another optimizer runs this one
             # Optimizers that PyTorch runs for lists of tensors work element by element, without a closure.
             is_elementwise = "foreach" in optimizer.defaults and len(args) == 1 and not kwargs
             self._tracker.update(elementwise=is_elementwise)
-        self._updating.append(weakref.ref(optimizer))
-        closures, named = tree_map(self._outside_of_update, (args[1:], kwargs))
-        return (optimizer, *closures), named
-
-    def _outside_of_update(self, closure: Any) -> Any:
-        """Returns a function that runs a step's forward and backward pass, which are no part of the update."""
-        if not callable(closure):
-            return closure
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            updating, self._updating = self._updating, []
-            self._tracker.update()
-            try:
-                return closure(*args, **kwargs)
-            finally:
-                self._updating = updating
-                self._tracker.update()
-
-        return run
+            self._updating = id(optimizer)
 
     def _leave_update(self, optimizer: Optimizer) -> None:
-        """Ends the running step of an optimizer, and those that it runs."""
-        running = [each() for each in self._updating]
-        if optimizer in running:
-            del self._updating[running.index(optimizer) :]
-            if not self._updating:
-                self._tracker.update()
+        """Ends the running step of an optimizer."""
+        if self._updating == id(optimizer):
+            self._updating = None
+            self._tracker.update()
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._leave_update(optimizer)
-        self._label_parameters(optimizer)
-        if len(optimizer.state) != self._optimizers[optimizer]:
-            self._label_optimizer(optimizer)
+        self._label_optimizer(optimizer)
 
     def _is_elsewhere(self) -> bool:
         """Returns True in code that is compiled, or in a thread of the program other than that of the block."""
@@ -247,17 +219,15 @@ class ModuleScopes:
                 if not each.requires_grad:
                     self._tracker.use(each)
         self.inputs[name] = size
-        line = self._tracker.calling or user_line() if _is_of_torch(module) else None
-        self._tracker.calling = line
-        self._running.append((module, line))
+        self._running.append(module)
         scopes.enter(name)
 
     def _leave(self, module: nn.Module, _args: tuple[Any, ...], result: Any) -> None:
         if self._is_elsewhere():
             return
-        if _is_of_torch(module):  # else a line within the module made it
+        if type(module).__module__.startswith("torch."):  # else a line within the module made it
             self._tracker.made(result)
-        depths = [depth for depth, (running, _) in enumerate(self._running) if running is module]
+        depths = [depth for depth, running in enumerate(self._running) if running is module]
         self._unwind(depths[-1] if depths else len(self._running))
 
     def _unwind(self, depth: int) -> None:
@@ -265,7 +235,6 @@ class ModuleScopes:
         while len(self._running) > depth:
             self._running.pop()
             scopes.leave()
-        self._tracker.calling = self._running[-1][1] if self._running else None
 
 
 def _inside(model: nn.Module) -> nn.Module:
@@ -275,10 +244,6 @@ def _inside(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
 
 
 def _is_parallel(model: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,15 +10,10 @@ from torch import Tensor
 
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.measure.allocations import OUTSIDE
+from econmt_memory.measure.patches import patched
 from econmt_memory.measure.scopes import current_layer
 from econmt_memory.measure.storages import Storage
 from econmt_memory.measure.tracker import Tracker
-from econmt_memory.measure.user_lines import UserLine
-
-ASSUMED = frozenset(("aten.convolution", "aten.convolution_backward"))
-"""Operators whose internal memory on a GPU is assumed."""
-ASSUMED_ROW = "cuDNN (assumed)"
-"""Row of that memory in tables by module."""
 
 
 class PredictingTracker(Tracker):
@@ -32,9 +28,6 @@ class PredictingTracker(Tracker):
         settings: Arguments of :class:`econmt_memory.measure.tracker.Tracker`.
     """
 
-    clock = None
-    calling: UserLine | None = None
-    containers: frozenset[str] = frozenset()
     _updating = False
 
     def __init__(self, allocator: CachingAllocator | None, **settings: Any) -> None:
@@ -44,6 +37,10 @@ class PredictingTracker(Tracker):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(
+            hasattr(kind, "__tensor_flatten__") for kind in types
+        ):  # a wrapper, which calls operators of its parts
+            return NotImplemented
         # All tensors are fake below here, so that the mode that replaces real ones would only take time.
         with torch._C.DisableTorchFunction():
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -51,11 +48,13 @@ class PredictingTracker(Tracker):
     def update(self, *, elementwise: bool = False) -> None:  # noqa: ARG002
         """Notes that an optimizer's step begins or ends; its operators are recorded in any case."""
         self._updating = not self._updating
+        if self._updating:
+            self.begin("optimizer")
 
     def use(self, _: Any) -> None:
         """Does nothing; see the class."""
 
-    made = return_to = use
+    made = use
 
     def phase(self) -> str:
         """Returns the current phase, and begins it if it is another one than before."""
@@ -74,21 +73,27 @@ class PredictingTracker(Tracker):
             self._change(storage, storage.size)
         return state
 
+    def resizing(self) -> AbstractContextManager[None]:
+        """Follows storages that are resized by no operator, as fully_shard does."""
+        resize = torch.UntypedStorage.resize_
+
+        def followed(memory: torch.UntypedStorage, size: int) -> None:
+            resize(memory, size)
+            if memory._cdata in self._known:
+                self._update(memory)
+
+        return patched(torch.UntypedStorage, resize_=followed)
+
     def start_over(self) -> None:
         """Forgets what has been tracked; storages that are alive count as there before."""
-        for records in (self.changes, self.begins, self.operations, self.flops):
+        for records in (self.changes, self.begins, self.flops):
             records.clear()
         self.before = [(storage, storage.size) for storage, _ in self._known.values()]
         for storage, _ in self.before:
             named = storage.layer if storage.category == "workspace" else ""  # by a library that keeps it
-            storage.operator, storage.kept_by, storage.line = named, None, None
+            storage.operator, storage.kept_by, storage.line = named, None, ""
         if self.allocator is not None:
             self.allocator.peak_allocated = self.allocator.allocated
-
-    def _charge(self, workspace: int, layer: str) -> None:
-        """Records internal memory; assumed bytes have a row of their own."""
-        assumed = self.allocator is not None and self._path() in ASSUMED
-        super()._charge(workspace, ASSUMED_ROW if assumed and workspace else layer)
 
     def find(self, tensor: Tensor) -> Storage:
         """Returns the storage of a tensor; in a step for a GPU, an unknown one is new, such as a constant."""

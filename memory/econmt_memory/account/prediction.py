@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from econmt_memory.account.account import Account
 from econmt_memory.account.module_scopes import ModuleScopes
 from econmt_memory.account.predicting_tracker import PredictingTracker
 from econmt_memory.account.reachable import reachable, restored
-from econmt_memory.account.stand_ins import OnCPU, autocast_on_cpu, during_backward, fake_scalers
+from econmt_memory.account.stand_ins import OnCPU
 from econmt_memory.account.tracking import nested_hooks, several
 from econmt_memory.estimate.allocator import CachingAllocator
 from econmt_memory.estimate.cpu_workspaces import cpu_workspace
@@ -85,6 +84,10 @@ def predict(
         raise ValueError(
             "memory.predict: modules of torch.jit.script cannot be predicted; give the Python module"
         )
+    if any(hasattr(each, "unshard") for one in models for each in one.modules()):
+        raise ValueError(
+            "memory.predict: step must make a model of fully_shard, and return the function that trains"
+        )
     generators = random.random, np.random.mtrand._rand, torch.default_generator, torch.cuda.default_generators
     objects = list(reachable(step=step, model=models, optimizer=optimizers, generators=generators))
     others = [each for _, each, _ in objects if issubclass(type(each), Optimizer)]
@@ -106,15 +109,9 @@ def _predicted(
     parameters = [parameter for one in models for parameter in one.parameters()]
     is_hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in parameters)
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    stand_ins = OnCPU(like_gpu=on_gpu)
     try:
-        with (
-            fake_tensors(device) as mode,
-            OnCPU(like_gpu=on_gpu) as stand_ins,
-            during_backward(stand_ins),
-            autocast_on_cpu(),
-            fake_scalers(),
-            uncompiled,
-        ):
+        with fake_tensors(device) as mode, stand_ins.active(), uncompiled:
             _fake(models, [*optimizers, *others], stand_ins.replaced)
             mode.allow_non_fake_inputs = True
             replacements = dict(ON_GPU if on_gpu else REPLACEMENTS)
@@ -131,7 +128,14 @@ def _predicted(
                         "memory.predict: sparse parameters cannot be predicted; use memory.track"
                     )
                 tracker.find(parameter)
-            with tracker:  # without a record
+            # DistributedDataParallel copies gradients to buckets, which exist from its beginning to its end.
+            modules = [each for one in models for each in one.modules()]
+            parallel = [each for each in modules if getattr(each, "gradient_as_bucket_view", None) is False]
+            weights = [each for one in parallel for each in one.parameters() if each.requires_grad]
+            buckets = list(map(torch.empty_like, weights))
+            for bucket in buckets:
+                tracker.find(bucket)
+            with tracker.resizing(), tracker:  # without a record
                 accumulate_once()
                 made = step()
                 run = made if callable(made) else step
@@ -146,7 +150,7 @@ def _predicted(
                 tracker.start_over()
                 tracker.begin("forward")
                 counted = patched(torch, get_rng_state=tracker.random_state)
-                with scopes.active(), nested_hooks(tracker), counted:
+                with scopes.active(), nested_hooks(tracker), counted, tracker.resizing():
                     run()
             account.close(scopes)
     except DynamicOutputShapeException as error:
@@ -154,7 +158,7 @@ def _predicted(
             f"memory.predict: the shape of the result of {error.func} depends on values, which a prediction does not "
             "have; give sizes as numbers where PyTorch takes them (repeat_interleave: output_size)"
         ) from error
-    account.ledger.device = device
+    account.ledger.device, account.ledger.seconds = device, 0.0
     if allocator is not None:
         account.ledger.allocated, account.ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     notes = {
@@ -204,8 +208,7 @@ def _account_of_child() -> Account:
         text = " ".join(str(error).split())
         kind = "" if text.startswith("memory.predict: ") else f"memory.predict: {type(error).__name__}: "
         raise ValueError(kind + text) from None
-    record, scopes = MemoryRecord(account._tracker.device), account._scopes
-    assert scopes is not None
+    record = MemoryRecord(account._tracker.device)
     vars(record).update({name: vars(account._tracker)[name] for name in vars(record)})
-    vars(account).update(_tracker=record, _scopes=SimpleNamespace(kinds=scopes.kinds, inputs=scopes.inputs))
+    vars(account).update(_tracker=record)
     return account

@@ -27,7 +27,7 @@ _CLOSED = (*_PLAIN, ModuleType, CodeType, types.FrameType, types.MappingProxyTyp
 """Classes of objects that are not looked into."""
 _ABSENT = object()
 
-# Classes are asked for by issubclass(type(...)) and attributes by descriptors, since objects may run code otherwise.
+# Classes are found by issubclass(type(...)) and attributes by descriptors, since objects may run code otherwise.
 
 Place = tuple[Any, dict[Any, Any]]
 """A class or namespace with its values by name, or an object with its attributes by descriptor."""

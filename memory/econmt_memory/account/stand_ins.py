@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from operator import itemgetter
 from typing import Any
@@ -17,12 +17,15 @@ from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import transform_subclass
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import CheckpointFunction
 
 from econmt_memory.account.reachable import Reached
 from econmt_memory.estimate.fake import scalar_of
 from econmt_memory.estimate.sequences import know_values
 from econmt_memory.measure.patches import patched
+from econmt_memory.measure.storages import plain_tensors
 
 _IN_FLOAT32 = frozenset(
     {
@@ -86,7 +89,7 @@ class OnCPU(TorchFunctionMode):
             return torch.device("cpu") if value.type == "cuda" else value
         if isinstance(value, str):
             return "cpu" if value.partition(":")[0] == "cuda" else value
-        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+        if not isinstance(value, Tensor) or isinstance(next(plain_tensors(value)), FakeTensor):
             return value
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             return value
@@ -98,7 +101,7 @@ class OnCPU(TorchFunctionMode):
             return value
         if id(value) not in self._fakes:
             with torch.inference_mode(mode=False):  # the program may use the tensor elsewhere
-                fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                fake = self._empty_like(value)
             if isinstance(value, nn.Parameter):
                 fake = nn.Parameter(fake, value.requires_grad)
             elif value.requires_grad:  # else nothing is called, which torch.func would refuse
@@ -110,44 +113,52 @@ class OnCPU(TorchFunctionMode):
                 fake.grad = self.replaced(value.grad)
         return self._fakes[id(value)][1]
 
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Acts on code within the context, on backward passes too, and on autocast and gradient scalers for a GPU.
+
+        PyTorch takes modes off while it calls functions such as ``Tensor.backward``, and for reentrant checkpoints.
+        """
+        run, begin = torch.autograd._engine_run_backward, torch.autocast.__init__  # type: ignore[attr-defined]
+        apply: Callable[..., Any] = CheckpointFunction.apply
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return run(*args, **kwargs)
+
+        def begin_on_cpu(
+            context: torch.autocast,
+            device_type: str,
+            dtype: torch.dtype | None = None,
+            *rest: Any,
+            **more: Any,
+        ) -> None:
+            if device_type.partition(":")[0] == "cuda":
+                device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+            begin(context, device_type, dtype, *rest, **more)
+
+        def step(
+            _: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any
+        ) -> Any:
+            return optimizer.step(*args, **kwargs)
+
+        with (
+            patched(torch.autograd, _engine_run_backward=followed),
+            patched(CheckpointFunction, apply=lambda *args: apply(*map(self.replaced, args))),
+            patched(torch.autocast, __init__=begin_on_cpu),
+            patched(GradScaler, _maybe_opt_step=step),
+            self,
+        ):
+            yield
+
+    def _empty_like(self, tensor: Tensor) -> Tensor:
+        """Returns a fake tensor like a tensor; for a wrapper, such as a DTensor, another wrapper."""
+        if hasattr(tensor, "__tensor_flatten__"):
+            wrapper: Tensor = transform_subclass(tensor, lambda _, part: self.replaced(part))  # type: ignore[no-untyped-call]
+            return wrapper
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
 
 def _widened(value: Any) -> Any:
     """Returns an argument in float32 if it is a tensor of 16 bits."""
     return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
-
-
-def during_backward(mode: OnCPU) -> AbstractContextManager[None]:
-    """Lets a mode act on what runs in backward passes too, such as what checkpoints recompute.
-
-    PyTorch takes it off while it calls ``Tensor.backward`` and functions like that.
-    """
-    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-
-    def followed(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return run(*args, **kwargs)
-
-    return patched(torch.autograd, _engine_run_backward=followed)
-
-
-def fake_scalers() -> AbstractContextManager[None]:
-    """Lets `torch.amp.GradScaler` run every step of an optimizer."""
-
-    def run(_: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)
-
-    return patched(GradScaler, _maybe_opt_step=run)
-
-
-def autocast_on_cpu() -> AbstractContextManager[None]:
-    """Lets autocast for a GPU act on the CPU within the context."""
-    begin = torch.autocast.__init__
-
-    def begin_on_cpu(
-        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **more: Any
-    ) -> None:
-        if device_type.partition(":")[0] == "cuda":
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        begin(self, device_type, dtype, *rest, **more)
-
-    return patched(torch.autocast, __init__=begin_on_cpu)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -16,16 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from econmt_memory.estimate.allocator import cublas_workspaces
 from econmt_memory.measure import scopes
 from econmt_memory.measure.allocations import OUTSIDE, recorded
-from econmt_memory.measure.clock import Clock
 from econmt_memory.measure.ops_package import whole_operators
 from econmt_memory.measure.profiled_operators import (
     AttributedAllocation,
     NodeRun,
-    Operations,
     ProfiledOperator,
     extent_of,
     read_events,
@@ -38,9 +37,10 @@ from econmt_memory.measure.storages import (
     MemoryRecord,
     NodeLayers,
     Storage,
+    plain_tensors,
     shape_of,
 )
-from econmt_memory.measure.user_lines import LARGE, UserLine, user_line
+from econmt_memory.measure.user_lines import LARGE, user_line
 
 
 class StepRecorder(MemoryRecord):
@@ -53,19 +53,12 @@ class StepRecorder(MemoryRecord):
         device: Device whose memory counts.
 
     Attributes:
-        clock: Time stamps of a GPU; None on a CPU, where times are those of the operators.
         nodes: Layers of autograd's nodes.
-        containers: Layers that only call other ones, so that they take no time themselves.
-        calling: Line of the program that calls PyTorch's module that runs; None: the line that runs is the program's.
     """
-
-    calling: UserLine | None = None
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.clock = Clock(device) if device.type == "cuda" else None
         self.nodes = NodeLayers()
-        self.containers: set[str] = set()
         self._nodes_of_backward = NodeLayers()
         self._recorded: list[Any] = []
         self._thread = threading.get_ident()
@@ -73,7 +66,6 @@ class StepRecorder(MemoryRecord):
         self._end = 0
         self._scopes: list[tuple[int, str]] = []
         self._updates: list[int] = []
-        self._older: set[int] = set()
         # Arguments for the methods of _StepMemory with these names; the first is the time, in nanoseconds of the epoch.
         self._notes: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self._used: set[int] = set()
@@ -84,7 +76,7 @@ class StepRecorder(MemoryRecord):
         """Records the operators that run within the context."""
         if self.device.type == "cuda":
             self._at_start = torch.cuda.memory_allocated(self.device)
-        unpack = itemgetter(0) if self.clock is None else self.unpack
+            self._note_workspaces(torch.cuda.memory_snapshot())  # type: ignore[no-untyped-call]
         with recorded() as self._recorded:
             self._start = time.time_ns()
             self.enter(scopes.current_layer())
@@ -92,13 +84,11 @@ class StepRecorder(MemoryRecord):
                 with (
                     scopes.watching(self.enter),
                     whole_operators(),
-                    torch.autograd.graph.saved_tensors_hooks(self.pack, unpack),
+                    torch.autograd.graph.saved_tensors_hooks(self.keep, lambda tensor: tensor),
                 ):
                     yield
             finally:
                 torch._C._autograd._enable_record_function(True)
-                if self.clock is not None:
-                    self.clock.begin(None)
                 self._end = time.time_ns()
                 self.seconds = self.since(self._end)
 
@@ -107,10 +97,6 @@ class StepRecorder(MemoryRecord):
         self._scopes.append((time.time_ns(), layer))
         nodes = self.nodes if threading.get_ident() == self._thread else self._nodes_of_backward
         nodes.note(layer)
-        if self.clock is not None and layer not in self.containers:
-            in_backward = torch._C._current_graph_task_id() >= 0
-            updating = len(self._updates) % 2
-            self.clock.begin(("optimizer" if updating else "backward" if in_backward else "forward", layer))
 
     def update(self, *, elementwise: bool = False) -> None:
         """Notes that an optimizer's step begins or ends.
@@ -121,65 +107,44 @@ class StepRecorder(MemoryRecord):
         """
         torch._C._autograd._enable_record_function(not elementwise)
         self._updates.append(time.time_ns())
-        if self.clock is not None:
-            self.clock.begin(("optimizer" if len(self._updates) % 2 else "forward", "other"))
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        tensor = _inner(tensor)
-        address = _address(tensor)
-        if address and tensor.get_device() == self._index:
-            if not self._start:
-                self._older.add(address)
-                self._note_use(tensor)
-            self._notes["label"].append((time.time_ns(), address, tensor.nbytes, category, layer))
+        for plain in plain_tensors(tensor):
+            address = self._note_use(plain)
+            if address:
+                self._notes["label"].append((time.time_ns(), address, category, layer))
 
     def made(self, tensor: Any) -> None:
         """Notes that the running line of the program has made a tensor."""
         if isinstance(tensor, Tensor) and (address := _address(tensor)) and tensor.nbytes >= LARGE:
-            self._notes["mark"].append((time.time_ns(), address, "", self.calling or user_line()))
+            self._notes["mark"].append((time.time_ns(), address, None, user_line()))
 
     def use(self, tensor: Tensor) -> None:
         """Notes the storage of a tensor that may be older than the recording."""
         # The profiler does not tell how large a storage is that it has not seen allocated, and a CPU's allocator not
         # when it is released.
-        tensor = _inner(tensor)
-        if self._index < 0 and not tensor.requires_grad and _address(tensor):
-            self._note_use(tensor)
+        for plain in plain_tensors(tensor):
+            if self._index < 0 and not plain.requires_grad:
+                self._note_use(plain)
 
-    def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
-        """Notes that autograd keeps a tensor, and returns it with its layer."""
-        layer, inner = scopes.current_layer(), _inner(tensor)
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Notes that autograd keeps a tensor for the backward pass."""
+        inner = next(plain_tensors(tensor))
         address = _address(inner)
         if address:
-            is_new = inner.nbytes >= LARGE and address not in self._older
-            line = self.calling or user_line() if is_new else None
-            self._notes["mark"].append((time.time_ns(), address, layer, line))
-            if self._index < 0 and not inner.requires_grad:
-                self._note_use(inner)
-        return tensor, layer
-
-    keep = pack
-
-    def unpack(self, kept: tuple[Tensor, str]) -> Tensor:
-        """Returns the tensor that was kept for the gradient of a layer's operator, which is computed next."""
-        tensor, layer = kept
-        self.return_to(layer)
+            line = user_line() if inner.nbytes >= LARGE else ""
+            self._notes["mark"].append((time.time_ns(), address, scopes.current_layer(), line))
+            self.use(inner)
         return tensor
 
-    def return_to(self, layer: str) -> None:
-        """Notes that the gradient of a layer's operator is computed next."""
-        if self.clock is not None:
-            self.clock.begin(("backward", layer))
-
-    def _note_use(self, tensor: Tensor) -> None:
-        if tensor.get_device() != self._index:
-            return
-        memory = tensor.untyped_storage()
-        address = memory.data_ptr()
+    def _note_use(self, tensor: Tensor) -> int:
+        """Notes the storage of a tensor, and returns its address; 0 if it is elsewhere."""
+        address = _address(tensor) if tensor.get_device() == self._index else 0
         if not address or address in self._used:
-            return
+            return address
         self._used.add(address)
+        memory = tensor.untyped_storage()
         self._notes["use"].append((time.time_ns(), address, memory.nbytes(), shape_of(tensor), tensor.dtype))
         if self._index < 0:
             released = self._notes["release_older"]
@@ -188,6 +153,14 @@ class StepRecorder(MemoryRecord):
                 released.append((time.time_ns(), address))
 
             self._references.append(weakref.ref(memory, gone))
+        return address
+
+    def _note_workspaces(self, segments: Sequence[dict[str, Any]]) -> None:
+        """Notes the blocks of a GPU's allocator that are as large as a workspace of cuBLAS, which no tensor shows."""
+        own = (segment["blocks"] for segment in segments if segment["device"] == self._index)
+        for block in chain.from_iterable(own):
+            if block["state"] == "active_allocated" and block["size"] in cublas_workspaces():
+                self._notes["use"].append((0, block["address"], block["size"], (block["size"],), torch.uint8))
 
     def settle(self) -> None:
         """Completes the record from the profiler's events, after the recording."""
@@ -197,7 +170,7 @@ class StepRecorder(MemoryRecord):
         self._references.clear()
         operators, allocations = read_events(result, self.device)
         self._follow_memory(operators, allocations)
-        self._follow_operators(operators, Operations(result))
+        self._follow_phases(operators)
 
     def _follow_memory(
         self, operators: Sequence[ProfiledOperator], allocations: Sequence[AttributedAllocation]
@@ -215,27 +188,24 @@ class StepRecorder(MemoryRecord):
         for moment, action, arguments in sorted(steps, key=itemgetter(0)):
             if moment <= self._end:
                 action(*arguments)
+        memory.name_workspaces()
         self.before = list(memory.older.items())
         self.changes = memory.changes
 
-    def _follow_operators(self, operators: Sequence[ProfiledOperator], operations: Operations) -> None:
+    def _follow_phases(self, operators: Sequence[ProfiledOperator]) -> None:
         self.begins = [Beginning("forward", 0.0, 0)]
         stamps = [change.seconds for change in self.changes]
-        for operator in operators:
-            begin, layer = self.since(operator.begin), self.layer(operator.begin, operator.node)
-            updating = operator.overload is None or bisect_right(self._updates, operator.begin) % 2 > 0
-            phase = self.phase_of(layer, updating=updating, in_backward=operator.node is not None)
-            if phase != self.begins[-1].phase:
+        updates = zip(self._updates[::2], repeat(None))  # operators of some are not recorded
+        for moment, operator in sorted(
+            [*((each.begin, each) for each in operators), *updates], key=itemgetter(0)
+        ):
+            phase = "optimizer"
+            if operator is not None:
+                layer, updating = self.layer(*operator[:2]), bisect_right(self._updates, moment) % 2 > 0
+                phase = self.phase_of(layer, updating=updating, in_backward=operator.node is not None)
+            if phase != self.phase():
+                begin = self.since(moment)
                 self.begins.append(Beginning(phase, begin, bisect_left(stamps, begin)))
-            if operator.facts.is_view:
-                continue
-            # Transforms of torch.func have operators without tensors, which are followed by those that compute.
-            tensors = tensors_of(operator.inputs)
-            flops = operations.of(operator) if tensors else 0
-            if flops:
-                self.flops[tensors[0].dtype] += flops
-            self.operations[layer] += flops
-            self.milliseconds[phase, layer] += (operator.end - operator.begin) / 1e6
 
     def layer(self, nanoseconds: int, node: NodeRun | None) -> str:
         """Returns the layer of code that ran at a moment, in the backward pass within a node of autograd."""
@@ -243,29 +213,17 @@ class StepRecorder(MemoryRecord):
         layer = self._scopes[index][1] if index >= 0 else "other"
         if layer != "other" or node is None:
             return layer
-        if node.sequence < 0:  # its parameter has a label
-            labels = self._notes["label"]
-            first = bisect_left(labels, node.begin, key=itemgetter(0))
-            label = labels[first] if first < len(labels) else None
-            return str(label[-1]) if label is not None and label[0] <= node.end else "other"
         recomputed = node.is_nested and self._nodes_of_backward.are_known
         return (self._nodes_of_backward if recomputed else self.nodes).of_number(node.sequence)
 
 
-def _inner(tensor: Any) -> Any:
-    """Returns the tensor that has the memory of a tensor: the first one inside of a wrapper, such as a DTensor."""
-    while type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
-        tensor = getattr(tensor, tensor.__tensor_flatten__()[0][0])
-    return tensor
-
-
 def _address(tensor: Tensor) -> int:
-    """Returns the address of a tensor's first element; 0 if it has no memory of its own, as a sparse or a fake one."""
+    """Returns the address of a tensor's storage; 0 if it has no memory of its own, as a sparse or a fake one."""
     kind = type(tensor)
     if tensor.layout is not torch.strided or (kind not in _PLAIN and issubclass(kind, _WITHOUT_MEMORY)):
         return 0
     try:
-        return tensor.data_ptr()
+        return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # as within torch.vmap
         return 0
 
@@ -288,7 +246,6 @@ class _StepMemory:
         self._recorder = recorder
         self._on_gpu = recorder.device.type == "cuda"
         self._at: dict[int, Storage] = {}
-        self._addresses: list[int] = []
         self._live = recorder._at_start
         self._elsewhere = Storage(0, (), torch.uint8, OUTSIDE, "other")
 
@@ -303,8 +260,7 @@ class _StepMemory:
             if there is not None:
                 self.release(nanoseconds, there)
             layer = self._recorder.layer(nanoseconds, node)
-            storage = Storage(size, (size,), torch.uint8, operator, layer, address)
-            self._put(storage)
+            storage = self._at[address] = Storage(size, (size,), torch.uint8, operator, layer, address)
             self._grow(nanoseconds, storage, size)
         elif there is not None:
             if self._on_gpu and there in self.older:  # the allocator knows better than the shapes of tensors
@@ -336,7 +292,6 @@ class _StepMemory:
     def release(self, nanoseconds: int, storage: Storage) -> None:
         """Follows the release of a storage."""
         del self._at[storage.address]
-        del self._addresses[bisect_left(self._addresses, storage.address)]
         self._grow(nanoseconds, storage, -storage.size)
 
     def release_older(self, nanoseconds: int, address: int) -> None:
@@ -354,8 +309,7 @@ class _StepMemory:
         if storage is None:
             if not size:
                 return
-            storage = Storage(size, tuple(shape), dtype, "", "other", address)
-            self._put(storage)
+            storage = self._at[address] = Storage(size, tuple(shape), dtype, "", "other", address)
             self.older[storage] = size
         elif storage in self.older:
             storage.size = self.older[storage] = max(storage.size, size)
@@ -367,29 +321,22 @@ class _StepMemory:
         if not self._on_gpu or tensor.storage_data_ptr in self._at:
             self.use(0, tensor.storage_data_ptr, extent_of(tensor), tensor.sizes, tensor.dtype)
 
-    def label(self, nanoseconds: int, address: int, size: int, category: str, layer: str) -> None:
-        """Sets the category and layer of a storage; the address may be inside of it."""
-        storage = self._around(address)
-        if storage is None:
-            self.use(nanoseconds, address, size, (size,), torch.uint8)
-            storage = self._at.get(address)
+    def name_workspaces(self) -> None:
+        """Labels what is alive at the end, has the size of a workspace of cuBLAS, and was never part of a tensor."""
+        for storage in self._at.values() if self._on_gpu else ():
+            is_raw = storage.shape == (storage.size,) and storage.category is storage.kept_by is None
+            if storage.size in cublas_workspaces() and is_raw:
+                storage.category, storage.layer, storage.operator = "workspace", "cuBLAS", "cuBLAS"
+
+    def label(self, _nanoseconds: int, address: int, category: str, layer: str) -> None:
+        """Sets the category and layer of a storage."""
+        storage = self._at.get(address)
         if storage is not None and storage.category is None:
             storage.category, storage.layer = category, layer
 
-    def mark(self, _nanoseconds: int, address: int, kept_by: str, line: UserLine | None) -> None:
-        """Sets the line that made a storage, and the layer that keeps it; the address may be inside of it."""
-        storage = self._around(address)
-        if storage is None:
-            return
-        storage.kept_by = storage.kept_by or kept_by or None
-        storage.line = storage.line or line
-
-    def _around(self, address: int) -> Storage | None:
-        """Returns the storage whose memory an address is in."""
-        index = bisect_right(self._addresses, address) - 1
-        storage = self._at[self._addresses[index]] if index >= 0 else None
-        return storage if storage is not None and address < storage.address + storage.size else None
-
-    def _put(self, storage: Storage) -> None:
-        self._at[storage.address] = storage
-        insort(self._addresses, storage.address)
+    def mark(self, _nanoseconds: int, address: int, kept_by: str | None, line: str) -> None:
+        """Sets the line that made a storage, and the layer that keeps it."""
+        storage = self._at.get(address)
+        if storage is not None:
+            storage.kept_by = storage.kept_by or kept_by
+            storage.line = storage.line or ("" if storage in self.older else line)

@@ -16,7 +16,6 @@ from econmt_memory.account.module_scopes import ModuleScopes, StepFollower
 from econmt_memory.account.step_recorder import StepRecorder
 from econmt_memory.measure.allocations import profiler_is_free
 from econmt_memory.measure.patches import patched
-from econmt_memory.measure.scopes import current_layer
 
 _Any = TypeVar("_Any")
 
@@ -98,7 +97,7 @@ def nested_hooks(tracker: StepFollower) -> Iterator[None]:
     enter = hooks.__enter__
 
     def enter_followed(self: torch.autograd.graph.saved_tensors_hooks) -> None:
-        pack, unpack = self.pack_hook, self.unpack_hook
+        pack = self.pack_hook
 
         def followed(tensor: Tensor) -> Any:
             packed = pack(tensor)
@@ -106,15 +105,9 @@ def nested_hooks(tracker: StepFollower) -> Iterator[None]:
             kept = tensor if recomputed else packed
             if isinstance(kept, Tensor):
                 tracker.keep(kept)
-            return packed, current_layer()
+            return packed
 
-        def returned(kept: tuple[Any, str]) -> Tensor:
-            packed, layer = kept
-            tensor: Tensor = unpack(packed)
-            tracker.return_to(layer)
-            return tensor
-
-        with patched(self, pack_hook=followed, unpack_hook=returned):
+        with patched(self, pack_hook=followed):
             enter(self)
 
     with patched(hooks, __enter__=enter_followed), _without_hooks_in_transforms():

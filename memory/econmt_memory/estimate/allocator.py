@@ -26,8 +26,7 @@ CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_WORKSPACE = 32 << 20
 """Bytes of cuBLAS's workspace by default on a GPU of compute capability 9.0; PyTorch gives it 8.1 MiB on others.
 
-Each thread has its own workspace (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have their own thread.
-Both workspaces persist from the first step on; in a CUDA graph the first is freed before the second is allocated.
+Each thread has a lasting one, that of backward passes, too (ATen/cuda/CublasHandlePool.cpp); a graph frees the first.
 """
 
 
@@ -40,6 +39,11 @@ def cublas_workspace(unset: str = "") -> int:
     """Returns the bytes of the workspace for a thread; ``unset``: configuration if the variable is not set."""
     sizes = re.findall(r":(\d+):(\d+)", os.environ.get(CUBLAS_VARIABLE, unset))
     return sum(int(kibibytes) * int(count) for kibibytes, count in sizes) << 10 or _CUBLAS_WORKSPACE
+
+
+def cublas_workspaces() -> set[int]:
+    """Returns the sizes of workspaces on GPUs of compute capability 9.0 and on others."""
+    return {cublas_workspace(), cublas_workspace(":4096:2:16:8")}
 
 
 _Pool = list[tuple[int, int]]

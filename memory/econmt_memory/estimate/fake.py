@@ -95,12 +95,6 @@ def _split(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
     return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
 
 
-def _layer_norm(inputs: Tensor, sizes: Sequence[int], *parameters: Tensor | None) -> Any:
-    """Computes the statistics of 16-bit inputs in the type of a float32 weight, as fake tensors do not."""
-    scale = next((each for each in parameters[:2] if each is not None), inputs)
-    return gpu_replacements.normalized(inputs, sizes, scale.dtype)
-
-
 def _grouped_product(left: Tensor, right: Tensor, ends: Tensor | None = None, *_: Any, **__: Any) -> Any:
     """Multiplies groups of rows or columns, which fake tensors do in bfloat16 alone."""
     if left.dtype == torch.bfloat16:
@@ -122,7 +116,6 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _bincount,
     aten.split_with_sizes.default: _split,
-    aten.native_layer_norm.default: _layer_norm,
     aten.mkldnn_rnn_layer.default: onednn_lstm,
     **sequences.REPLACEMENTS,
 }

@@ -19,7 +19,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 
-from econmt_memory.estimate.sequences import CELLS, STAND_INS, ctc_loss, lengths_of
+from econmt_memory.estimate.sequences import CELLS, STAND_INS, lengths_of
 from econmt_memory.measure.patches import patched
 
 aten = torch.ops.aten
@@ -70,7 +70,7 @@ def attention_backend(
         query.dim() == key.dim() == value.dim() == 4
         and min(query.numel(), key.numel(), value.numel()) > 0
         and query.shape[0] == key.shape[0] == value.shape[0]
-        and all(tensor.stride(-1) == 1 for tensor in (query, key, value))
+        and all(tensor.stride(-1) == 1 for tensor in (query, key, value, query if mask is None else mask))
         and (same_heads or grouped)
     )
     in_half = dense and query.dtype in _HALF
@@ -223,7 +223,6 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     **STAND_INS,
     **{f"{name}.input": functools.partial(padded_rnn, name) for name in CELLS},
     **{f"{name}.data": functools.partial(packed_rnn, name) for name in CELLS},
-    "ctc_loss.Tensor": ctc_loss,
 }
 """Stand-ins by the name of the function's overload."""
 

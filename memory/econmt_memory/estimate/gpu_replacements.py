@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from econmt_memory.estimate.allocator import round_up
 
@@ -22,17 +21,6 @@ def _by_position(query: Tensor, width: int) -> Tensor:
     """Creates an output (B, H, T, D) that is contiguous as (B, T, H, D)."""
     rows, heads, steps = query.shape[:3]
     return query.new_empty(rows, steps, heads, width).transpose(1, 2)
-
-
-def _efficient_attention(
-    query: Tensor, _key: Tensor, value: Tensor, _bias: Tensor | None, keeps: bool, *_: Any, **__: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keeps the logarithm of each row's sum, in whole blocks of 32 rows (transformers/cuda/attention.cu)."""
-    rows, heads, steps = query.shape[:3]
-    outputs = _by_position(query, value.shape[-1])
-    sums = query.new_empty(rows, heads, -(-steps // 32) * 32 if keeps else 0, dtype=torch.float32)
-    seeds = [query.new_empty(0, dtype=torch.int64) for _ in range(2)]  # on the CPU
-    return outputs, sums, seeds[0], seeds[1]
 
 
 def _efficient_attention_backward(
@@ -53,16 +41,12 @@ def _efficient_attention_backward(
     return results[0], results[1], results[2], None
 
 
-def _with_seeds(query: Tensor, key: Tensor, outputs: Tensor, sums: Tensor) -> tuple[Any, ...]:
-    """Returns results with the states of the random numbers and an empty mask."""
-    seeds = [query.new_empty(1, dtype=torch.int64) for _ in range(2)]
-    return outputs, sums, None, None, query.shape[2], key.shape[2], *seeds, query.new_empty(0)
-
-
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     """Keeps the logarithm of each row's sum (transformers/cuda/flash_attn/flash_api.cpp, mha_fwd)."""
     outputs = _by_position(query, value.shape[-1])
-    return _with_seeds(query, key, outputs, query.new_empty(query.shape[:3], dtype=torch.float32))
+    sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+    seeds = [query.new_empty(1, dtype=torch.int64) for _ in range(2)]
+    return outputs, sums, None, None, query.shape[2], key.shape[2], *seeds, query.new_empty(0)
 
 
 def _flash_attention_backward(
@@ -77,15 +61,6 @@ def _flash_attention_backward(
     accumulated = query.new_empty(rows, steps, heads, size, dtype=torch.float32)
     del sums, accumulated
     return results[0], results[1], results[2]
-
-
-def _cudnn_attention(
-    query: Tensor, key: Tensor, value: Tensor, _bias: Tensor | None, keeps: bool, *_: Any, **__: Any
-) -> tuple[Any, ...]:
-    """Keeps the logarithm of each row's sum (cudnn/MHA.cpp)."""
-    outputs = torch.empty_like(query) if query.shape == value.shape else _by_position(query, value.shape[-1])
-    sums = query.new_empty(*query.shape[:3], 1, dtype=torch.float32) if keeps else query.new_empty(0)
-    return _with_seeds(query, key, outputs, sums)
 
 
 def _time_first(inputs: Tensor, batch_first: bool) -> Tensor:
@@ -180,18 +155,6 @@ def _cudnn_rnn_backward(
     return result.transpose(0, 1) if sizes.batch_first else result, before_h, before_c, parts
 
 
-def _lstm_cell(gates: Tensor, _more: Tensor, c: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Keeps the gates (cuda/RNN.cu)."""
-    return torch.empty_like(c), torch.empty_like(c), torch.empty_like(gates)
-
-
-def _lstm_cell_backward(
-    _dh: Tensor | None, _dc: Tensor | None, c: Tensor, _after: Tensor, workspace: Tensor, biases: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    gates, before = torch.empty_like(workspace), torch.empty_like(c)
-    return gates, before, gates.sum(0) if biases else None
-
-
 def _gru_cell(_gates: Tensor, _more: Tensor, h: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Keeps five values of each unit (cuda/RNN.cu)."""
     return torch.empty_like(h), h.new_empty(*h.shape[:-1], 5 * h.shape[-1])
@@ -202,40 +165,6 @@ def _gru_cell_backward(gradient: Tensor, workspace: Tensor, biases: bool) -> tup
     gates = [workspace.new_empty(*workspace.shape[:-1], 3 * size) for _ in range(2)]
     before = torch.empty_like(gradient)
     return *gates, before, *((each.sum(0) for each in gates) if biases else (None, None))
-
-
-def _layer_norm(inputs: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Keeps mean and deviation in float32 (cuda/layer_norm_kernel.cu, layer_norm_cuda)."""
-    return normalized(inputs, shape, _accumulated(inputs))
-
-
-def normalized(inputs: Tensor, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the results of a layer normalization, whose mean and deviation have a type."""
-    outer = inputs.shape[: inputs.dim() - len(shape)] + (1,) * len(shape)
-    outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    mean, deviation = (inputs.new_empty(outer, dtype=dtype) for _ in range(2))
-    return outputs, mean, deviation
-
-
-def _accumulated(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
-
-
-def _cudnn_batch_norm(
-    inputs: Tensor, weight: Tensor, _bias: Tensor, _mean: Any, _variance: Any, training: bool, *_: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keeps mean and deviation of each channel (cudnn/BatchNorm.cpp)."""
-    kept = weight.numel() if training else 0
-    outputs = torch.empty_like(inputs)
-    saved = [weight.new_empty(kept) for _ in range(2)]
-    return outputs, saved[0], saved[1], inputs.new_empty(0, dtype=torch.uint8)
-
-
-def _cudnn_batch_norm_backward(
-    inputs: Tensor, gradient: Tensor, weight: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    gradient = gradient.contiguous(memory_format=suggest_memory_format(inputs))
-    return torch.empty_like(inputs), torch.empty_like(weight), torch.empty_like(weight)
 
 
 _SORTED_FROM = 3072
@@ -257,47 +186,19 @@ def _embedding_backward(gradient: Tensor, indices: Tensor, rows: int, *_: Any) -
     segments = min(count, rows)
     partial = count // _ROWS_OF_THREAD + segments
     kept += [indices.new_empty(size) for size in (count, segments, segments, partial)]
-    sums = gradient.new_empty(partial, width, dtype=_accumulated(gradient))
+    sums = gradient.new_empty(partial, width, dtype=torch.promote_types(gradient.dtype, torch.float32))
     del kept, sums
     return result
 
 
-def _group_norm(
-    inputs: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes a scale and a shift for each channel of each row (cuda/group_norm_kernel.cu)."""
-    rows, channels, _, groups, _ = sizes
-    outputs = torch.empty_like(inputs)
-    statistics = [inputs.new_empty(rows, groups) for _ in range(2)]
-    if weight is not None or bias is not None:
-        scratch = [inputs.new_empty(rows, channels, dtype=_accumulated(inputs)) for _ in range(2)]
-        del scratch
-    return outputs, statistics[0], statistics[1]
-
-
-def _native_dropout(inputs: Tensor, _p: float, _train: bool | None) -> tuple[Tensor, Tensor]:
-    """Keeps a mask of one byte per element, which is allocated first (cuda/Dropout.cu)."""
-    mask = torch.empty_like(inputs, dtype=torch.bool)
-    return torch.empty_like(inputs), mask
-
-
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
-    aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
     aten._scaled_dot_product_flash_attention.default: _flash_attention,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
-    aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
     aten._cudnn_rnn.default: _cudnn_rnn,
     aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
-    aten._thnn_fused_lstm_cell.default: _lstm_cell,
-    aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
-    aten.native_layer_norm.default: _layer_norm,
-    aten.cudnn_batch_norm.default: _cudnn_batch_norm,
-    aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
-    aten.native_group_norm.default: _group_norm,
     aten.embedding_dense_backward.default: _embedding_backward,
-    aten.native_dropout.default: _native_dropout,
 }
 """Replacements by operator."""

@@ -12,7 +12,6 @@ A reduction with few results is divided among blocks of threads, which exchange 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import ceil, prod
@@ -28,18 +27,10 @@ from econmt_memory.measure.storages import BLOCK
 
 aten = torch.ops.aten
 
-LIMIT = "CUDNN_CONV_WSCAP_DBG"
-"""Environment variable with the most MiB of a convolution's workspace, as cuDNN reads it."""
-
 _PARTS = ((200_000, 14), (700_000, 7), (3_000_000, 3))
 """Partial sums of a float32 gradient by the most bytes of the weights; larger ones have one of 6 MiB."""
 _FEW = 4
 """Channels of inputs or outputs for which other kernels are chosen."""
-
-
-def _limited(size: int) -> int:
-    limit = os.environ.get(LIMIT, "")
-    return min(size, int(limit) << 20) if limit.isdigit() else size
 
 
 def _copy(tensor: Tensor) -> int:
@@ -76,7 +67,7 @@ def convolution(inputs: Tensor, weight: Tensor, _bias: Any, stride: Any, *settin
             for each in (inputs, weight)
         ]
         outputs = aten.convolution(*plain, None, stride, *settings)
-    return _limited(_copies(inputs, outputs, weight, settings[4]))
+    return _copies(inputs, outputs, weight, settings[4])
 
 
 def convolution_backward(
@@ -88,17 +79,17 @@ def convolution_backward(
         return 1 << 20
     copies = _copies(inputs, gradient, weight, groups)
     if not needed[1] or not copies or weight.element_size() == 2:
-        return _limited(copies)
+        return copies
     window = weight[0, 0].numel()
     if gradient.shape[1] <= _FEW:  # the only shape measured has 2.28 times its inputs
-        return _limited(round(2.28 * _copy(inputs)))
+        return round(2.28 * _copy(inputs))
     if inputs.shape[1] <= _FEW:
-        return _limited(copies)
+        return copies
     if window == 1:
-        return _limited(copies + (2 * weight.nbytes if weight.nbytes < 1 << 20 else 0))
+        return copies + (2 * weight.nbytes if weight.nbytes < 1 << 20 else 0)
     parts = next((count for most, count in _PARTS if weight.nbytes <= most), 0)
     large = 6 << 20 if weight.nbytes > 6_000_000 else 0
-    return _limited(copies + parts * weight.nbytes + large)
+    return copies + parts * weight.nbytes + large
 
 
 _PROCESSORS = 132
@@ -127,13 +118,12 @@ def _coalesced(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def reduction_buffers(inputs: Tensor, dims: Sequence[int] | None, width: int = 4) -> list[int]:
+def reduction_buffers(inputs: Tensor, dims: Sequence[int] | None) -> list[int]:
     """Returns the bytes of the buffers that a reduction allocates: partial results and semaphores, or none.
 
     Args:
         inputs: Tensor to reduce.
         dims: Dimensions to reduce; none or an empty sequence: all.
-        width: Bytes of a partial result.
     """
     count = inputs.dim()
     reduced_dims = {dim % count for dim in dims} if dims else set(range(count))
@@ -172,7 +162,7 @@ def reduction_buffers(inputs: Tensor, dims: Sequence[int] | None, width: int = 4
     blocks = max(min(ceil(target / grid), ceil(values / _FEWEST_VALUES)), ceil(values / _MOST_VALUES))
     if blocks <= 1:
         return []
-    partial = width * outputs * blocks * (1 if along_inputs else block_width * vector)
+    partial = 4 * outputs * blocks * (1 if along_inputs else block_width * vector)
     return [partial, 4 * grid]
 
 

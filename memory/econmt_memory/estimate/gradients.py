@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ def _computes_gradients() -> bool:
 class Accumulation:
     """Replaces the addition of tensors, so that a backward pass adds up gradients in place.
 
-    It writes to one of two gradients to which nothing else refers (torch/csrc/autograd/input_buffer.cpp,
+    It writes to one of two gradients to which nothing else in C++ refers (torch/csrc/autograd/input_buffer.cpp,
     can_accumulate_inplace), which has as many references as the first one that it sees.
     """
 
@@ -34,8 +33,8 @@ class Accumulation:
             return _add_sparse(left, right)
         for each in (left, right):
             storage = each.untyped_storage()
-            of_storage = torch._C._storage_Use_Count(storage._cdata)
-            references = each._use_count(), of_storage, sys.getrefcount(each)  # type: ignore[attr-defined]
+            # Those of Python differ between its versions, and a program that keeps gradients itself is rare.
+            references = each._use_count(), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
             self._unshared = self._unshared or references
             if references == self._unshared and each.nbytes == storage.nbytes():  # dense
                 return each

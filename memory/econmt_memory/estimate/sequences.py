@@ -21,16 +21,6 @@ aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _MOST_KNOWN = 1 << 22
 """Most elements of a tensor whose values are known."""
-_FOLLOWED = {
-    "_to_copy", "add", "alias", "all", "any", "arange", "bitwise_and", "bitwise_not", "bitwise_or", "cat", "ceil",
-    "clamp", "clone", "constant_pad_nd", "copy_", "cumsum", "detach", "div", "eq", "expand", "fill_", "flip",
-    "floor", "floor_divide", "full", "full_like", "ge", "gt", "index", "index_put_", "index_select", "le",
-    "logical_and", "logical_not", "logical_or", "lt", "masked_fill", "masked_fill_", "max", "min", "mul", "ne",
-    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "remainder", "rsub", "scalar_tensor",
-    "select", "slice", "sort", "squeeze", "sub", "sum", "t", "transpose", "unbind", "unsqueeze", "view", "where",
-    "zeros", "zeros_like",
-}  # fmt: skip
-"""Operators by which programs compute lengths and masks."""
 CELLS = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 """Recurrent functions of PyTorch, in the order of their numbers in `torch._cudnn_rnn` (cudnn/RNN.cpp)."""
 
@@ -78,9 +68,10 @@ def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
     fakes = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
     given = [_known(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     is_small = all(each.numel() <= _MOST_KNOWN for each in fakes)
-    if func.overloadpacket.__name__ in _FOLLOWED and is_small and all(each is not None for each in given):
+    has_values = func.namespace == "aten" and "empty" not in func.name()
+    if has_values and is_small and all(each is not None for each in given):
         real_args, real_kwargs = tree_map_only(Tensor, _known, (args, kwargs))
-        for fake, real in zip(fakes, tree_leaves(func(*real_args, **real_kwargs)), strict=True):
+        for fake, real in zip(fakes, tree_leaves(func(*real_args, **real_kwargs)), strict=False):
             fake.known = real  # type: ignore[attr-defined]
     elif func._schema.is_mutable and torch.Tag.inplace_view not in func.tags:
         if given and given[0] is not None:
@@ -152,53 +143,16 @@ def _ctc_loss_backward(_gradient: Tensor, log_probs: Tensor, *others: Any) -> Te
     return gradient
 
 
-def _cudnn_ctc_loss(log_probs: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Computes the gradient at once (cudnn/LossCTC.cpp); the workspace of cuDNN is taken to be two such tensors."""
-    gradient = torch.empty_like(log_probs, memory_format=torch.contiguous_format)
-    workspace = [torch.empty_like(gradient) for _ in range(2)]
-    del workspace
-    return log_probs.new_empty(log_probs.shape[1]), gradient
-
-
 def _with_tensors(log_probs: Tensor, targets: Tensor, *settings: Any) -> Any:
     """Computes a CTC loss whose lengths are lists, as if they were tensors."""
     lengths = [torch.tensor(each, dtype=targets.dtype) for each in settings[:2]]
     return aten.ctc_loss.Tensor(log_probs, targets, *lengths, *settings[2:])
 
 
-def ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int = 0,
-    reduction: int = 1,
-    zero_infinity: bool = False,
-) -> Any:
-    """Computes a CTC loss on a GPU, in cuDNN where it can (cudnn/LossCTC.cpp, _use_cudnn_ctc_loss_tensor)."""
-    given = log_probs, targets, input_lengths, target_lengths, blank
-    pairs = zip(lengths_of(target_lengths, 0), lengths_of(input_lengths, len(log_probs)), strict=True)
-    in_cudnn = (
-        torch.backends.cudnn.enabled
-        and blank == 0
-        and (log_probs.dim(), targets.dim()) == (3, 1)
-        and log_probs.dtype is torch.float32
-        and all(each.dtype is torch.int32 for each in given[1:4])
-        and all(length <= min(255, most) for length, most in pairs)
-    )
-    if not in_cudnn:
-        return aten.ctc_loss.Tensor._op_dk(_COMPOSITE, *given, reduction, zero_infinity)
-    losses = aten._cudnn_ctc_loss.Tensor(*given, True, zero_infinity)[0]
-    if reduction == 1:
-        return (losses / target_lengths.clamp_min(1)).mean()
-    return losses.sum() if reduction else losses
-
-
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten._pack_padded_sequence.default: _pack,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
-    aten._cudnn_ctc_loss.Tensor: _cudnn_ctc_loss,
 }
 """Replacements by operator."""
 

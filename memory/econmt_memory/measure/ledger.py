@@ -19,8 +19,15 @@ from econmt_memory.measure.storages import UNKNOWN, Beginning, MemoryRecord, Sto
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
 """Layers of a model; "exchange" stands for buffers of communication between ranks."""
 
-CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
-"""Categories of bytes."""
+CATEGORIES = {
+    "feature maps": "what autograd keeps of the forward pass for the backward pass",
+    "weights": "parameters and buffers",
+    "gradients": "sums that the backward pass leaves in parameters",
+    "optimizer state": "what the optimizer keeps from step to step, such as moments",
+    "workspace": "all else that the step allocates, such as results that nobody keeps",
+    "other": "what was there before the step, such as the batch",
+}
+"""Categories of bytes, and what they mean."""
 
 _Key = TypeVar("_Key")
 
@@ -88,7 +95,6 @@ class Ledger:
         graphs: Bytes of the step's CUDA graph outside of the allocator; None if it was not captured.
         outside: Bytes of the device outside of the allocator, measured or, in an estimate, assumed; None on a CPU.
         order: Layers in the order of tables.
-        operations: Floating-point operations by layer; empty for a step of a recipe.
     """
 
     peak: int = 0
@@ -108,7 +114,6 @@ class Ledger:
     graphs: int | None = None
     outside: OutsideMemory | None = None
     order: Sequence[str] = LAYERS
-    operations: Counter[str] = field(default_factory=Counter)
 
     @property
     def layers(self) -> list[str]:
@@ -174,8 +179,8 @@ def ledger_of(tracker: MemoryRecord, *, at_end: bool = False) -> Ledger:
     ledger.flops, ledger.device = sum(tracker.flops.values()), tracker.device.type
     alive.pop(UNKNOWN, None)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
-        dtype, line = str(storage.dtype).removeprefix("torch."), str(storage.line or "")
-        what = storage.shape, dtype, *kind_of(storage), storage.operator, line
+        dtype = str(storage.dtype).removeprefix("torch.")
+        what = storage.shape, dtype, *kind_of(storage), storage.operator, storage.line
         ledger.largest.append(TensorAtPeak(alive[storage], *what))
     for begin in tracker.begins:
         if begin.phase == "backward":

@@ -27,7 +27,6 @@ class OperatorFacts(NamedTuple):
     """Properties of an operator that do not depend on its arguments.
 
     Attributes:
-        is_device: True if it returns the device of a fake tensor.
         is_primitive: True if it creates no tensors.
         is_composite: True if it consists of other operators, and no device has a kernel of its own for it.
         is_view: True if its results share the memory of its arguments.
@@ -39,7 +38,6 @@ class OperatorFacts(NamedTuple):
     """
 
     name: str
-    is_device: bool
     is_primitive: bool
     is_composite: bool
     is_view: bool
@@ -58,7 +56,6 @@ def look_at(func: Any, replacements: Mapping[OpOverload[..., Any], Callable[...,
     is_primitive = func.namespace == "prim"
     return OperatorFacts(
         name.replace("::", "."),
-        func is torch.ops.prim.device.default,
         is_primitive,
         not is_primitive and _has_kernel(func, COMPOSITE) and not _has_kernel(func, torch._C.DispatchKey.CPU),
         func.is_view and replacement is None,
@@ -112,31 +109,6 @@ def _cudnn(inputs: Tensor, weights: list[Tensor], *_: Any, **__: Any) -> int:
     return 2 * positions * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
-def _convolution(
-    inputs: Tensor, weight: Tensor, *rest: Any, out_val: Tensor | None = None, transposed: bool | None = None
-) -> int:
-    """Returns the operations of a convolution: each weight meets each output, or each input if it is transposed."""
-    at_inputs = bool(rest[4]) if transposed is None else transposed
-    places = inputs if at_inputs or out_val is None else out_val
-    return 2 * places.numel() * weight[0].numel()
-
-
-def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
-    transposed, needed = rest[4], rest[7]
-    return int(sum(needed[:2])) * _convolution(inputs, weight, out_val=gradient, transposed=transposed)
-
-
-def _attention(first: int, products: int, *args: Any, **_: Any) -> int:
-    """Returns the operations of products as large as the scores; queries and keys are the arguments from ``first`` on.
-
-    A causal mask saves none. The backward pass computes the scores again.
-    """
-    queries, keys = args[first : first + 2]
-    return 2 * products * int(queries.numel() * keys.shape[-2])
-
-
-_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **dict.fromkeys((aten.mm, aten.bmm, aten.mv, aten.dot), partial(_product, 0)),
     **dict.fromkeys((aten.addmm, aten.baddbmm), partial(_product, 1)),
@@ -144,11 +116,4 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.mkldnn_rnn_layer_backward: lambda *arguments, **_: 2 * _onednn(*arguments),
     aten._cudnn_rnn: _cudnn,
     aten._cudnn_rnn_backward: lambda *arguments, **_: 2 * _cudnn(*arguments),
-    aten.convolution: _convolution,
-    aten.convolution_backward: _convolution_backward,
-    **{getattr(aten, f"_scaled_dot_product_{name}"): partial(_attention, 0, 2) for name in _ATTENTION},
-    **{
-        getattr(aten, f"_scaled_dot_product_{name}_backward"): partial(_attention, 1, 5)
-        for name in _ATTENTION
-    },
 }

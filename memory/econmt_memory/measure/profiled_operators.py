@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +19,10 @@ class NodeRun(NamedTuple):
 
     Attributes:
         sequence: Number of the node in the order of creation; -1 for the node that accumulates a parameter's gradient.
-        begin, end: Nanoseconds of the epoch.
         is_nested: True if another node runs it, as reentrant checkpointing does.
     """
 
     sequence: int
-    begin: int
-    end: int
     is_nested: bool
 
 
@@ -44,23 +41,17 @@ class AttributedAllocation(NamedTuple):
 
 
 class ProfiledOperator(NamedTuple):
-    """Operator that ran from ``begin`` to ``end``, in nanoseconds of the epoch, with the profiler's event.
-
-    An optimizer's step whose operators were not recorded counts as an operator without an overload.
-    """
+    """Operator that began at a time, in nanoseconds of the epoch, with the profiler's description of its inputs."""
 
     begin: int
-    end: int
     node: NodeRun | None
-    overload: Any
-    facts: OperatorFacts
     inputs: list[Any]
 
 
 def read_events(
     result: Any, device: torch.device
 ) -> tuple[list[ProfiledOperator], list[AttributedAllocation]]:
-    """Returns the operators and the allocations on a device that the profiler has recorded, in order.
+    """Returns the operators that the profiler has recorded, and the allocations on a device in order.
 
     An operator that consists of others does not count, but those do.
     """
@@ -79,37 +70,27 @@ def read_events(
                 maker = operator or OUTSIDE
                 allocations.append(AttributedAllocation(event.start_time_ns, *sizes, maker, node))
         elif kind.name == "TorchOp":
-            name, span = fields.name, (event.start_time_ns, event.end_time_ns)
+            name = fields.name
             if name.startswith(_NODE):
-                node = NodeRun(fields.sequence_number, *span, node is not None)
+                node = NodeRun(fields.sequence_number, node is not None)
             elif name.startswith(_UPDATE) and all(each.tag.name == "Allocation" for each in event.children):
                 operator = name.removeprefix(_UPDATE)  # whose operators are not recorded
-                operators.append(ProfiledOperator(*span, node, None, _ELEMENTWISE, []))
             elif not operator and "::" in name:
-                inputs = fields.inputs
-                overload, facts = _known(name, len(inputs))
+                facts = _known(name)
                 if facts is not None and not facts.is_composite and not facts.is_primitive:
                     operator = facts.name
-                    operators.append(ProfiledOperator(*span, node, overload, facts, inputs))
+                    operators.append(ProfiledOperator(event.start_time_ns, node, fields.inputs))
         waiting += [(child, operator, node) for child in event.children]
-    operators.sort(key=lambda each: each.begin)
     allocations.sort(key=lambda each: each.nanoseconds)
     return operators, allocations
 
 
-_ELEMENTWISE = look_at(torch.ops.aten.add_.Tensor, {})
-
-
 @lru_cache(None)
-def _known(name: str, arguments: int) -> tuple[Any, OperatorFacts | None]:
-    """Returns the overload of an operator with so many arguments, and its properties; None: it is no operator."""
+def _known(name: str) -> OperatorFacts | None:
+    """Returns the properties of an operator, which its overloads share; None: it is no operator."""
     namespace, _, operator = name.partition("::")
     packet = None if "::" in operator else getattr(getattr(torch.ops, namespace), operator, None)
-    if packet is None:
-        return None, None
-    overloads = [getattr(packet, each) for each in packet.overloads()]
-    overload = next((each for each in overloads if len(each._schema.arguments) == arguments), overloads[0])
-    return overload, look_at(overload, {})
+    return None if packet is None else look_at(getattr(packet, packet.overloads()[0]), {})
 
 
 def tensors_of(inputs: list[Any]) -> list[Any]:
@@ -129,46 +110,3 @@ def extent_of(tensor: Any) -> int:
         return 0
     steps = zip(tensor.sizes, tensor.strides, strict=True)
     return int((1 + sum((size - 1) * stride for size, stride in steps)) * tensor.dtype.itemsize)
-
-
-class Operations:
-    """Counts the floating-point operations of operators from the result of the profiler."""
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def of(self, operator: ProfiledOperator) -> int:
-        """Returns the operations of an operator, by its formula or as it declares them."""
-        facts = operator.facts
-        if facts.flops is None:
-            return 0
-        args, kwargs = self._arguments(operator)
-        # The size of a convolution's result is not among its arguments.
-        result = operator.overload(*args, **kwargs) if facts.name == "aten.convolution" else None
-        return int(facts.flops(*args, **kwargs, out_val=result))
-
-    def _arguments(self, operator: ProfiledOperator) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the arguments of an operator, with tensors that have shapes and no memory."""
-        schema = operator.overload._schema
-        values = [_without_memory(each) for each in operator.inputs]
-        if None in values:
-            others = self._others.get((operator.begin, schema.name), [])
-            values[: len(others)] = [
-                other if value is None else value for value, other in zip(values, others, strict=False)
-            ]
-        given = list(zip(schema.arguments, values, strict=False))
-        args = [value for argument, value in given if not argument.kwarg_only]
-        return args, {argument.name: value for argument, value in given if argument.kwarg_only}
-
-    @cached_property
-    def _others(self) -> dict[tuple[int, str], list[Any]]:
-        """Arguments that are no tensors, such as lists of numbers, by beginning and name of the operator."""
-        return {(event.start_ns(), event.name()): event.concrete_inputs() for event in self._result.events()}
-
-
-def _without_memory(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_memory(each) for each in value]
-    if not hasattr(value, "storage_data_ptr"):
-        return value
-    return torch.empty(value.sizes, dtype=value.dtype, device="meta")

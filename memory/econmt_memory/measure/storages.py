@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from econmt_memory.measure.scopes import current_layer
-from econmt_memory.measure.user_lines import UserLine
 
 BLOCK = 512
 """Granularity of CUDA's caching allocator, in bytes."""
@@ -76,7 +76,7 @@ class Storage:
         layer: Layer whose code created it.
         address: Address of its first byte, in the record of a program's step.
         kept_by: First layer for which autograd keeps it for the backward pass; None if it is not kept.
-        line: Line of the program that ran when it was created; None if it is small or was there before.
+        line: Line of the program that ran when it was created; empty if it is small or was there before.
         category: Category from :meth:`Tracker.label`, such as weights; None without a label.
     """
 
@@ -87,7 +87,7 @@ class Storage:
     layer: str
     address: int = 0
     kept_by: str | None = None
-    line: UserLine | None = None
+    line: str = ""
     category: str | None = None
 
 
@@ -96,6 +96,17 @@ REPEATED = Storage(0, (), torch.uint8, "", "other")
 
 UNKNOWN = Storage(0, (), torch.uint8, "", "other")
 """Storage of bytes that were allocated at the start and belong to no known storage."""
+
+
+def plain_tensors(tensor: Any) -> Iterator[Tensor]:
+    """Yields the tensors that have the memory of a tensor: itself, or those inside of a wrapper, such as a DTensor."""
+    if type(tensor) in (Tensor, torch.nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+    else:
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:
+            if isinstance(part, Tensor):  # not the mesh of a DTensor
+                yield from plain_tensors(part)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -120,7 +131,7 @@ class Beginning(NamedTuple):
 
 
 class MemoryRecord:
-    """Storages of one device and how their sizes changed, with times and operations of the operators that ran.
+    """Storages of one device and how their sizes changed.
 
     Args:
         device: Device whose memory counts.
@@ -129,8 +140,6 @@ class MemoryRecord:
         before: Storages that existed before the recording, with their sizes then.
         changes: Changes of sizes, in order.
         begins: Beginnings of phases, in order.
-        milliseconds: Milliseconds of operators by (phase, layer), if they are recorded.
-        operations: Floating-point operations by layer.
         seconds: Seconds of the whole recording.
         flops: Floating-point operations of matrix products, by the type of their factors.
     """
@@ -140,8 +149,6 @@ class MemoryRecord:
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
         self.begins: list[Beginning] = []
-        self.milliseconds: dict[tuple[str, str], float] = defaultdict(float)
-        self.operations: Counter[str] = Counter()
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
         self._at_start = self._start = 0
@@ -162,10 +169,16 @@ class MemoryRecord:
         self.begins.append(Beginning(phase, self.now(), len(self.changes)))
 
     def phase_of(self, layer: str, *, updating: bool, in_backward: bool) -> str:
-        """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before."""
-        if updating or in_backward:
-            return "optimizer" if updating else "backward"
-        return "forward" if layer != "other" or not self.begins else self.begins[-1].phase
+        """Returns the phase of code in a layer; code between phases, such as clipping, belongs to the one before.
+
+        An optimizer's step may run a forward and a backward pass, before it updates.
+        """
+        if in_backward:
+            return "backward"
+        if layer != "other":
+            return "forward"
+        before = self.begins[-1].phase if self.begins else "forward"
+        return "optimizer" if updating and before == "backward" else before
 
     def phase(self) -> str:
         """Returns the current phase."""

@@ -1,10 +1,8 @@
 """Tracks the live bytes at every moment of a computation.
 
 A :class:`Tracker` observes every storage that a PyTorch operator creates, resizes or frees, of real and of fake
-tensors; views share a storage, which counts once. Memory that operators use internally, such as a weight reordered by
-oneDNN, is included if the tracker has a meter. Operators registered with
-``torch.library.custom_op`` run with the tracker on, so that their workspace is included, or declare it
-(`econmt_memory.measure.ops_package.cost_of`).
+tensors; views share a storage, which counts once. Memory that operators use internally is included if the tracker has a
+meter, if an operator of ``torch.library.custom_op`` allocates it with the tracker on, or declares it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_memory.measure import scopes
 from econmt_memory.measure.operators import COMPOSITE, OperatorFacts, look_at
-from econmt_memory.measure.storages import REPEATED, Change, MemoryRecord, NodeLayers, Storage, shape_of
+from econmt_memory.measure.storages import (
+    REPEATED,
+    Change,
+    MemoryRecord,
+    NodeLayers,
+    Storage,
+    plain_tensors,
+    shape_of,
+)
 from econmt_memory.measure.user_lines import LARGE, user_line
 
 
@@ -94,7 +100,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Labels a tensor's storage, whenever it was created; later labels of a storage are ignored."""
-        for dense in self._on_device((tensor,)):
+        for dense in self._on_device(plain_tensors(tensor)):
             storage = self.find(dense)
             if storage.category is None:
                 storage.category, storage.layer = category, layer
@@ -115,8 +121,6 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.workspace is not None:
                 facts = facts._replace(workspace=facts.workspace or self.workspace(func))
             self._facts[id(func)] = facts
-        if facts.is_device:
-            return args[0].fake_device
         if facts.is_primitive:
             return func(*args, **kwargs)
         if facts.is_composite:  # below autograd, PyTorch does not decompose operators by itself
@@ -163,16 +167,12 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = body(*args, **kwargs)
             if result is NotImplemented:
                 result = self.run(func, args, kwargs)
-        flops = 0
         if facts.flops is not None and read:
-            flops = int(facts.flops(*args, **kwargs, out_val=result))
-            self.flops[read[0].dtype] += flops
+            self.flops[read[0].dtype] += int(facts.flops(*args, **kwargs, out_val=result))
         layer = self.nodes.running()
-        if body is None or facts.replaced:  # else the operators that it consists of count
-            self.operations[layer] += flops
         if facts.is_mutable:
             for tensor in read:
-                self._update(tensor)
+                self._update(tensor.untyped_storage())
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
@@ -202,7 +202,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Records that autograd keeps a tensor for the backward pass."""
-        for dense in self._on_device((tensor,)):
+        for dense in self._on_device(plain_tensors(tensor)):
             storage = self.find(dense)
             if storage.kept_by is None:
                 storage.kept_by = scopes.current_layer()
@@ -237,9 +237,8 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known[key] = storage, weakref.ref(memory, gone)
         return storage
 
-    def _update(self, tensor: Tensor) -> None:
-        """Records the new size if an operator has resized one of its arguments."""
-        memory = tensor.untyped_storage()
+    def _update(self, memory: torch.UntypedStorage) -> None:
+        """Records the new size of a storage that has been resized."""
         storage = self._known[memory._cdata][0]
         size = self._allocated(storage, memory.nbytes())
         if size != storage.size:

@@ -6,7 +6,6 @@ import contextlib
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
 
 import torch
 
@@ -19,19 +18,8 @@ _is_library: dict[CodeType, bool] = {}
 """True for functions of PyTorch and of the account, by code."""
 
 
-class UserLine(NamedTuple):
-    """Line of a function."""
-
-    file: str
-    number: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number} in {self.function}"
-
-
-def user_line() -> UserLine | None:
-    """Returns the innermost running line that is not PyTorch's; None if there is none, as in a thread of PyTorch."""
+def user_line() -> str:
+    """Returns the innermost running line that is not PyTorch's, "file:number in function"; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -39,6 +27,6 @@ def user_line() -> UserLine | None:
         if library is None:
             library = _is_library[code] = code.co_filename.startswith(("<", *_LIBRARIES))
         if not library:
-            return UserLine(code.co_filename, frame.f_lineno, code.co_name)
+            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
-    return None
+    return ""

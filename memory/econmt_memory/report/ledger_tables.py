@@ -29,11 +29,12 @@ def grouped(largest: Sequence[TensorAtPeak]) -> list[tuple[TensorAtPeak, int]]:
 
 
 def maker(tensor: TensorAtPeak) -> str:
-    """Names the operator that made a tensor, the innermost first: "mm in lstm_layer_backward"."""
+    """Names the operator that made a tensor, the innermost first, "mm in lstm_layer_backward", and the line."""
     if tensor.operator == OUTSIDE:
         return OUTSIDE
     names = [name.rpartition(".")[2] for name in tensor.operator.split()]
-    return " in ".join(reversed(names)) or "code before the step"
+    line = f", {tensor.line}" if tensor.line else ""
+    return f"{' in '.join(reversed(names)) or 'code before the step'}{line}"
 
 
 def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
@@ -138,5 +139,4 @@ def ledger_data(ledger: Ledger) -> dict[str, Any]:
         "outside_bytes": None if ledger.outside is None else ledger.outside._asdict(),
         "target_tokens": ledger.tokens,
         "flops": ledger.flops,
-        **({"flops_by_layer": dict(ledger.operations)} if ledger.operations else {}),
     }

@@ -17,12 +17,19 @@ from econmt_memory.report.tables import Cell, ReportTable, format_bytes, format_
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], notes: Sequence[str]) -> str:
+def account_page(
+    ledger: Ledger,
+    title: str,
+    tables: Mapping[str, ReportTable],
+    notes: Sequence[str],
+    before: Ledger | None = None,
+) -> str:
     """Returns the page of a memory account.
 
     Args:
         tables: Tables below the charts, by their kinds; "ledger" belongs to the bars.
         notes: Sentences for the reader.
+        before: Ledger with which it is compared; None: none.
     """
     at_peak = layer_bars(ledger, max(ledger.by_layer().values(), default=0))
     others = "".join(
@@ -30,9 +37,11 @@ def account_page(ledger: Ledger, title: str, tables: Mapping[str, ReportTable], 
         for kind, table in tables.items()
         if kind != "ledger"
     )
-    live = live_chart(ledger) if ledger.timeline else ""
+    live = live_chart(ledger, before) if ledger.timeline else ""
     cells = html_table("ledger", tables["ledger"]) if "ledger" in tables else ""  # of a block without memory
-    sections = section("Where the bytes are", at_peak + cells)
+    used = (kind for kind in CATEGORIES if ledger.category(kind))
+    terms = "".join(f"<dt>{kind}</dt><dd>{CATEGORIES[kind]}</dd>" for kind in used)
+    sections = section("Where the bytes are", f'{at_peak}<dl class="terms">{terms}</dl>{cells}')
     sections += section("Live memory over the step", live + others)
     tiles = (
         (format_bytes(ledger.peak), "live at the moment of the tables", f"{ledger.peak:,} bytes"),
@@ -84,7 +93,7 @@ def layer_bars(ledger: Ledger, largest: int) -> str:
         amounts = {category: ledger.entries[category, layer] for category in CATEGORIES}
         figure = f"{format_bytes(sizes[layer])} · {format_share(sizes[layer], sizes.total())}"
         rows.append(Bar(layer, amounts, figure))
-    return charts.bars("Bytes at the peak by layer", CATEGORIES, rows, largest)
+    return charts.bars("Bytes at the peak by layer", list(CATEGORIES), rows, largest)
 
 
 def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *, slider: bool = True) -> str:
@@ -92,9 +101,9 @@ def live_chart(ledger: Ledger, before: Ledger | None = None, largest: int = 0, *
     peak = peak_moment(ledger)
     words = f"Live bytes over the step. Peak {format_bytes(peak.bytes)} in the {peak.phase} phase."
     moments, others = downsample(ledger.timeline), [] if before is None else downsample(before.timeline)
-    timed = bool(ledger.milliseconds)
+    timed = bool(ledger.seconds)
     unit = "milliseconds" if timed else "allocations and releases, one after the other"
-    if before is not None and not (timed and before.milliseconds):  # numbers of changes differ
+    if before is not None and not (timed and before.seconds):  # numbers of changes differ
         unit = "allocations and releases, both over the same width"
         scale = moments[-1].milliseconds / (others[-1].milliseconds or 1.0)
         others = [moment._replace(milliseconds=scale * moment.milliseconds) for moment in others]
@@ -113,15 +122,18 @@ def html_table(kind: str, table: ReportTable) -> str:
     top = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     body = []
     for first, *others in filter(None, [*table.rows, table.sums, *table.below]):
-        named = f'<th scope="row">{escape(first)}</th>' if isinstance(first, str) else _cell(first)
-        body.append(f"<tr>{named}{''.join(map(_cell, others))}</tr>")
+        head, *columns = table.columns
+        named = f'<th scope="row">{escape(first)}</th>' if isinstance(first, str) else _cell(first, head)
+        body.append(f"<tr>{named}{''.join(map(_cell, others, columns))}</tr>")
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{kind} figures"><table class="{kind}">'
         f"<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: Cell, column: str) -> str:
+    """Returns a cell, which names its column on a narrow page."""
+    column = f'data-column="{escape(column)}"'
     if isinstance(cell, str):
-        return f"<td>{escape(cell)}</td>"
-    return f'<td data-bytes="{cell}">{format_bytes(cell) if cell else ""}</td>'
+        return f"<td {column}>{escape(cell)}</td>"
+    return f'<td {column} data-bytes="{cell}">{format_bytes(cell) if cell else ""}</td>'

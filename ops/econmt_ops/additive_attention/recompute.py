@@ -33,20 +33,19 @@ class AttentionResults(NamedTuple):
     weights: Tensor
 
 
-def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
-    """Returns contiguous keys (B, S, A) that are zero at padded positions.
+def cleaned(tensor: Tensor, lengths: Tensor | None) -> Tensor:
+    """Returns a contiguous tensor (B, S, .) that is zero at padded positions.
 
-    Called before the operator, so that both passes share one copy and the original keys are not saved for backward.
+    Called for keys before the operator, so that both passes share one copy and the original keys are not saved.
     """
-    padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-    return zero_padding(keys, padding).contiguous()
+    padding = None if lengths is None else padding_mask(lengths, tensor.shape[1], tensor.device)
+    return zero_padding(tensor, padding).contiguous()
 
 
 def _attention(arguments: AttentionArguments) -> tuple[EagerAttention, Tensor]:
     """Returns the attention kernels of a call, and its values (B, S, E) set to zero at padded positions."""
-    values, lengths = arguments.values, arguments.lengths
-    padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
-    values = zero_padding(values, padding).contiguous()
+    lengths = arguments.lengths
+    values = cleaned(arguments.values, lengths)
     steps, norm = steps_for(arguments.query, arguments.backend), pair_of(arguments.norm)
     inputs = AttentionInputs(arguments.keys, values, arguments.score_weight, norm, 1.0, lengths, False)
     return steps.attention(inputs), values
@@ -113,6 +112,6 @@ _operator = Operator(
 
 def additive_attention(call: AttentionArguments, *, backend: str = "eager") -> tuple[Tensor, Tensor]:
     """Implements `econmt_ops.additive_attention`."""
-    call = call._replace(keys=clean_keys(call.keys, call.lengths), backend=backend)
+    call = call._replace(keys=cleaned(call.keys, call.lengths), backend=backend)
     context, weights = _operator(call)
     return context, weights.transpose(0, 1)

@@ -53,7 +53,7 @@ class AttentionalArguments(NamedTuple):
 
     Attributes:
         inputs: (B, T, I); or, with ``places``, the distinct rows (N, I).
-        keys: (B, S, A), for additive attention as returned by `clean_keys`. values: (B, S, E).
+        keys: (B, S, A), for additive attention as returned by `cleaned`. values: (B, S, E).
         input_weights, hidden_weights: per layer (G H, .) and (G H, H), or the two factors of each. biases,
             recurrent_biases: per layer (G H,), or empty. extra: further weights of each layer, see
             `econmt_ops.cells.protocol.Split`.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
+from econmt_ops.additive_attention.recompute import additive_attention, cleaned
 from econmt_ops.additive_attention.reference import AttentionArguments, attend
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
@@ -86,7 +86,7 @@ def attentional_lstm(
             stack = run_cells(run, expanded(inputs), weights.layers, state.layers, options.stack)
         return _attend_at_once(stack, keys, values, weights, options, backend)
     if weights.score is not None:
-        keys = keys.contiguous() if options.clean else clean_keys(keys, options.lengths)
+        keys = keys.contiguous() if options.clean else cleaned(keys, options.lengths)
     result = _operator(_arguments(inputs, keys, values, weights, state, options, stash, backend))
     count = len(result.last_h)
     each = len(result.last_c) // count

@@ -6,7 +6,7 @@ Without input feeding no attention is recurrent, so the whole stack runs first, 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,14 +23,11 @@ from econmt_ops.core import scopes as accounting
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import (
-    AnyLSTMWeights,
     AttentionalLSTMState,
     AttentionalLSTMWeights,
     DecoderLayer,
     LowRank,
     LowRankLSTMWeights,
-    LSTMState,
-    State,
 )
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
@@ -193,17 +190,6 @@ class _LSTMStep:
         return cell.forward(torch.addmm(start, torch.cat([read, h], 1), self.joined), c)
 
 
-def _run_stack(
-    inputs: Tensor, layers: tuple[DecoderLayer, ...], state: State, options: DecoderOptions
-) -> tuple[Tensor, State]:
-    """Runs the stack alone, for decoders without input feeding."""
-    kind = cell_of(layers[0])
-    if kind is LSTM:
-        return lstm(inputs, cast(tuple[AnyLSTMWeights, ...], layers), cast(LSTMState, state), options.stack)
-    layer = functools.partial(stepped.reference, kind)
-    return run_cells(layer, inputs, layers, state, options.stack)
-
-
 def _run_input_feeding(
     inputs: Tensor, attention: _Attention, state: AttentionalLSTMState, options: DecoderOptions
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
@@ -246,6 +232,9 @@ def attentional_lstm(
     attention = _Attention(keys, values, weights, options)
     if options.input_feeding:
         return _run_input_feeding(inputs, attention, state, options)
-    h, layers = _run_stack(inputs, weights.layers, state.layers, options)
+    kind = cell_of(weights.layers[0])
+    of_cells = functools.partial(run_cells, functools.partial(stepped.reference, kind))
+    run: Any = lstm if kind is LSTM else of_cells
+    h, layers = run(inputs, weights.layers, state.layers, options.stack)
     outputs, attentions = attention(h)
     return outputs, attentions, AttentionalLSTMState(layers, outputs[:, -1])

@@ -18,7 +18,7 @@ from econmt_ops.backends.protocol import (
     CoverageStep,
 )
 from econmt_ops.cells.coverage import coverage_backward, coverage_forward
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Coverage
 
@@ -36,9 +36,7 @@ class CoveredAttention(EagerAttention):
         assert inputs.score is not None
         self._attention, self._inputs = attention, inputs
         self._key = coverage.key
-        self._padding = None
-        if inputs.lengths is not None:
-            self._padding = padding_mask(inputs.lengths, inputs.keys.shape[1], inputs.keys.device)
+        self._padding = attention._padding
         self._coverage = coverage._replace(shares=zero_padding(coverage.shares, self._padding))
         self._exact = exact = accumulate_dtype(inputs.keys.dtype)
         self._factor = None if inputs.norm is not None else inputs.score.to(exact) * 4

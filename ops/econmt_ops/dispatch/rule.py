@@ -58,11 +58,12 @@ class Problem(NamedTuple):
 
 
 class _Mode(threading.local):
-    """State of this thread: ignore measurements, device type whose rules apply, and inside a captured step."""
+    """State of this thread: ignore measurements, device type of the rules, in a captured step, only compile kernels."""
 
     rules_only: bool = False
     device: str | None = None
     captured: bool = False
+    compiles_only: bool = False
 
 
 MODE = _Mode()

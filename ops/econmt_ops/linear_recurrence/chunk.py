@@ -15,8 +15,7 @@ from torch import Tensor
 
 from econmt_ops.core.arguments import RecurrenceArguments
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.linear_recurrence.reference import standing_still
+from econmt_ops.linear_recurrence.reference import first_state, standing_still
 
 
 def _walk(decay: Tensor, inputs: Tensor, h: Tensor, outputs: Tensor | None, reverse: bool) -> Tensor:
@@ -65,13 +64,6 @@ def _chunk_size(call: RecurrenceArguments) -> int:
     return max(16, math.isqrt(call.decay.shape[1]))
 
 
-def _start(inputs: Tensor, initial: Tensor | None) -> Tensor:
-    """Returns the state before the first step: ``initial``, or zeros."""
-    if initial is not None:
-        return initial
-    return inputs.new_zeros(inputs.shape[0], inputs.shape[2], dtype=accumulate_dtype(inputs.dtype))
-
-
 def _padding(like: Tensor, lengths: Tensor | None) -> Tensor | None:
     return None if lengths is None else padding_mask(lengths, like.shape[1], like.device)
 
@@ -81,7 +73,7 @@ def forward(call: RecurrenceArguments) -> Tensor:
     padding = _padding(call.inputs, call.lengths)
     decay, inputs = standing_still(call.decay, call.inputs, padding)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    _run(decay, inputs, _start(inputs, call.initial), outputs, call.reverse, _chunk_size(call))
+    _run(decay, inputs, first_state(inputs, call.initial), outputs, call.reverse, _chunk_size(call))
     return zero_padding(outputs, padding)
 
 
@@ -90,7 +82,7 @@ def backward(call: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tenso
     padding, reverse = _padding(call.decay, call.lengths), call.reverse
     decay, outputs = standing_still(call.decay, call.inputs, padding)
     doutputs = zero_padding(doutputs, padding)
-    start = _start(doutputs, call.initial)
+    start = first_state(doutputs, call.initial)
     if padding is not None:  # a reversed row has its initial state at padded positions
         outputs = outputs.where(~padding.unsqueeze(2), start.to(outputs.dtype).unsqueeze(1))
     deltas = torch.empty_like(decay, dtype=start.dtype, memory_format=torch.contiguous_format)

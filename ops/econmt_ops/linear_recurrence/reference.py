@@ -21,14 +21,19 @@ def standing_still(decay: Tensor, inputs: Tensor, padding: Tensor | None) -> tup
     return decay.masked_fill(padding.unsqueeze(2), 1.0), zero_padding(inputs, padding)
 
 
+def first_state(inputs: Tensor, initial: Tensor | None) -> Tensor:
+    """Returns the state (B, H) before the first step: ``initial``, or zeros."""
+    if initial is not None:
+        return initial
+    return inputs.new_zeros(inputs.shape[0], inputs.shape[2], dtype=accumulate_dtype(inputs.dtype))
+
+
 def linear_recurrence(call: RecurrenceArguments) -> Tensor:
     """Implements `econmt_ops.linear_recurrence` for checked and cast arguments."""
     lengths, inputs, reverse = call.lengths, call.inputs, call.reverse
     padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
     decay, inputs = standing_still(call.decay, inputs, padding)
-    exact, h = accumulate_dtype(inputs.dtype), call.initial
-    h = inputs.new_zeros(inputs[:, 0].shape, dtype=exact) if h is None else h
-    outputs = []
+    h, outputs = first_state(inputs, call.initial), []
     # h stays in the accumulate type: its product with a narrower type has the wider one.
     steps = list(zip(decay.unbind(1), inputs.unbind(1), strict=True))
     for decay_t, input_t in reversed(steps) if reverse else steps:

@@ -1,10 +1,11 @@
 // Translates as one types, in the browser alone.
 
 const PAUSE = 150; // milliseconds after a key before the text is translated
+const GLOSSARY_PAUSE = 600;
 const ALTERNATIVES = 5;
 const CHUNK = 64; // sentences that are translated before they are shown
 const part = (name) => document.getElementById(name);
-const [source, target, status, wrong, bar] = ["source", "target", "status", "wrong", "progress"].map(part);
+const [source, target, status, wrong, bar, glossary] = ["source", "target", "status", "wrong", "progress", "glossary"].map(part);
 // Sentences of the text: {text, after, result}; `after` is the space that follows, and the result is null until it comes.
 const state = { sentences: [], asking: null, timer: 0, shown: null, model: null, divide: null };
 
@@ -59,12 +60,16 @@ function show() {
 function fail(error) {
   if (error.name === "AbortError") return;
   status.textContent = "";
-  wrong.textContent = error.message.replace(/^line \d+: /, ""); // its number counts sentences of a part
+  const line = /^glossary, (.*)/.exec(error.message)?.[1];
+  if (line) part("wishes").open = true;
+  part("glossary-wrong").textContent = line ? `${line[0].toUpperCase()}${line.slice(1)}.` : "";
+  if (!line) wrong.textContent = error.message.replace(/^line \d+: /, ""); // its number counts sentences of a part
 }
 
-function later() {
+// Translates soon what is new; after another glossary everything is.
+function later(event, pause = PAUSE) {
   const known = new Map();
-  for (const { text, result } of state.sentences) if (result) known.set(text, result);
+  for (const { text, result } of state.sentences) if (result && event?.target !== glossary) known.set(text, result);
   const before = state.sentences;
   state.sentences = divided(source.value).map((sentence, number) => {
     const result = sentence.text ? (known.get(sentence.text) ?? null) : { text: "" };
@@ -76,7 +81,7 @@ function later() {
   const full = source.value.length >= source.maxLength; // browsers need seconds to lay out much more
   wrong.textContent = full ? `The page takes ${source.maxLength.toLocaleString("en")} characters at a time. Translate longer text in parts.` : "";
   clearTimeout(state.timer);
-  state.timer = setTimeout(() => translate().catch(fail), PAUSE);
+  state.timer = setTimeout(() => translate().catch(fail), pause);
 }
 
 async function translate() {
@@ -90,9 +95,11 @@ async function translate() {
   part("stop").hidden = waiting.length <= CHUNK;
   if (words) status.textContent = "Translating …";
   try {
-    for (let at = 0; at < waiting.length; at += CHUNK) {
+    for (let at = 0; !at || at < waiting.length; at += CHUNK) {
       const some = waiting.slice(at, at + CHUNK);
-      const found = await state.model.translate(some.map(({ text }) => text), { signal: asking.signal });
+      const wishes = { signal: asking.signal, glossary: glossary.value };
+      const found = await state.model.translate(some.map(({ text }) => text), wishes);
+      part("glossary-wrong").textContent = "";
       some.forEach((sentence, number) => (sentence.result = found[number]));
       if (state.sentences === sentences) show();
     }
@@ -109,7 +116,7 @@ async function alternatives(sentence) {
   state.shown = sentence;
   [...target.children].forEach((span, number) => span.classList.toggle("at", state.sentences[number] === sentence));
   const beam = Math.max(ALTERNATIVES, state.model.config.decoding.beam_size);
-  const [found] = await state.model.translate([sentence.text], { beam, nbest: ALTERNATIVES });
+  const [found] = await state.model.translate([sentence.text], { beam, nbest: ALTERNATIVES, glossary: glossary.value });
   if (state.shown !== sentence) return;
   const texts = new Set(found.nbest.map(({ text }) => text));
   texts.delete(sentence.result.text);
@@ -148,7 +155,24 @@ async function keep() {
   }
 }
 
+// What is kept from visit to visit, where the browser lets a page keep something.
+function remembered(value) {
+  const key = `glossary ${location.pathname}`;
+  try {
+    if (value !== undefined) localStorage.setItem(key, value);
+    return localStorage.getItem(key) ?? "";
+  } catch {
+    return "";
+  }
+}
+
 async function begin() {
+  glossary.value = remembered();
+  part("wishes").open = glossary.value !== "";
+  glossary.addEventListener("input", (event) => {
+    remembered(glossary.value);
+    later(event, GLOSSARY_PAUSE);
+  });
   source.addEventListener("input", later);
   part("clear").addEventListener("click", () => {
     source.value = "";

@@ -211,22 +211,30 @@ class Subwords {
     return this.list.length;
   }
 
+  // For each subword 1 if it goes on with the word before it.
+  get joins() {
+    return (this.joining ??= Uint8Array.from(this.list, ({ kind, text }) => ![UNKNOWN, CONTROL].includes(kind) && ofWord(text)));
+  }
+
   // Length of the character, or of the marked symbol, at a place.
   step(text, at) {
     const marked = this.marked.find((each) => text.startsWith(each, at));
     return marked ? marked.length : text.codePointAt(at) > 0xffff ? 2 : 1;
   }
 
-  // Ids of a line, without BOS and EOS.
-  encode(line) {
+  // Ids of a line, without BOS and EOS. `written` gets the text of each.
+  encode(line, written = []) {
     const text = this.normalizer.text(line);
     const ids = [];
     let before = false;
     for (const { id, begin, end } of this.unigram ? this.best(text) : this.merged(text)) {
       const unknown = id === this.unknown;
+      const piece = text.slice(begin, end);
       if (unknown && this.bytewise) {
-        for (const byte of new TextEncoder().encode(text.slice(begin, end))) ids.push(this.byteIds[byte]);
-      } else if (!unknown || !before) ids.push(id);
+        for (const byte of new TextEncoder().encode(piece)) written[ids.push(this.byteIds[byte]) - 1] = "";
+        written[ids.length - 1] = piece;
+      } else if (unknown && before) written[ids.length - 1] += piece;
+      else written[ids.push(id) - 1] = piece;
       before = unknown;
     }
     return ids;
@@ -386,7 +394,7 @@ function layout(text) {
   return { places, size: Math.ceil(size / 8) * 8 };
 }
 
-// The module and its memory. Addresses are numbers; views are asked for again after every call, which may grow the memory.
+// The module and its memory. Addresses are numbers; views are made again after every call, which may grow the memory.
 const [PAGE, BLOCK] = [1 << 16, 1 << 20]; // bytes of a page, and that are taken from the system at least
 
 class Library {
@@ -837,6 +845,310 @@ class Model {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Glossaries, as in econmt/data/text/glossary.py and econmt/decoding/constraints, which say why
+
+const SPACELESS =
+  "\\u0e00-\\u0fff\\u1000-\\u109f\\u1780-\\u17ff\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
+const UNIT = new RegExp(`[${SPACELESS}]|(?:(?![${SPACELESS}])[\\p{L}\\p{N}_])+|[^${SPACE}]`, "gu");
+const OF_WORD = new RegExp(`^(?![${SPACELESS}])[\\p{L}\\p{M}\\p{N}]`, "u");
+const BEGINS_SPACELESS = new RegExp(`^[${SPACELESS}]`, "u");
+const CSV = /\s*(?:"((?:[^"]|"")*)"|([^,"\s][^,]*|))(,|$)/y;
+const MARKER = "\ufffe"; // in no text: what follows is divided as within a word
+const normalized = (text) => text.normalize("NFC").replace(AROUND, "");
+const ofWord = (sign = "") => OF_WORD.test(sign);
+const lastSign = (text) => Array.from(text.slice(-2)).pop();
+
+// Small letters, and letters of both cases as one; Turkish and Azeri have two letters i.
+const hasDotless = (language) => /^(tr|tur|az|aze)(?![a-z])/i.test(language);
+const lower = (text, language) => (hasDotless(language) ? text.toLocaleLowerCase("tr") : text.toLowerCase());
+function folded(text, language) {
+  const small = hasDotless(language) ? lower(text, language) : text;
+  return Array.from(small, (sign) => (sign === "\u0131" ? sign : sign.toLowerCase().toUpperCase().toLowerCase())).join("");
+}
+
+// Term and translation of a line: divided by a tab, or an equals sign, or as CSV.
+function columns(line) {
+  const text = normalized(line);
+  if (line.includes("\t")) return line.split("\t");
+  if (!text.startsWith('"') && (text.includes("=") || !text.includes(","))) return text.split(/=(.*)/s).slice(0, 2);
+  const found = [];
+  CSV.lastIndex = 0;
+  for (let match; (match = CSV.exec(text)); ) {
+    found.push(match[1]?.replaceAll('""', '"') ?? match[2]);
+    if (!match[3]) return found;
+  }
+  return [];
+}
+
+class Glossary {
+  // `given`: a text with a term a line, or a list of pairs.
+  constructor(given, vocabulary, language) {
+    this.language = language;
+    this.terms = new Map();
+    const pairs = typeof given === "string" ? given.split(/\r\n?|\n/).map((line) => (/^\s*(#|$)/.test(line) ? null : columns(line))) : given;
+    if (!Array.isArray(pairs)) throw new Failed('glossary: use a list of terms with their translations, as [["dog", "Hund"]]');
+    const targets = new Map();
+    pairs.forEach((pair, number) => {
+      if (pair === null) return;
+      const where = `glossary, line ${number + 1}`;
+      const isPair = Array.isArray(pair) && pair.length === 2 && pair.every((each) => typeof each === "string");
+      const [source, target] = isPair ? pair.map(normalized) : [];
+      if (!target || !this.units(source).length) throw new Failed(`${where}: write a term and its translation, as dog = Hund`);
+      if ((targets.get(source) ?? target) !== target) throw new Failed(`${where}: ${source} has another translation in a line before`);
+      if (targets.has(source)) return;
+      targets.set(source, target);
+      const words = this.units(source).map(([word]) => word);
+      const key = JSON.stringify(words.map((word) => folded(word, language)));
+      const ids = this.written(target, vocabulary);
+      if (!ids.length || ids.includes(UNK)) throw new Failed(`${where}: the model cannot write ${target}; change or remove it`);
+      const small = words.every((word) => word === lower(word, language));
+      const term = { words: words.join(" "), small, size: words.length, phrase: { ids, endsWord: ofWord(lastSign(target)) } };
+      this.terms.set(key, [...(this.terms.get(key) ?? []), term].sort((one, other) => one.small - other.small));
+    });
+    this.sizes = [...new Set([...this.terms.values()].map(([{ size }]) => size))].sort((one, other) => other - one);
+  }
+
+  units(text) {
+    return [...text.matchAll(UNIT)];
+  }
+
+  // Ids of a translation within a sentence.
+  written(text, vocabulary) {
+    const ids = vocabulary.encode(text);
+    if (ids.includes(UNK) || !BEGINS_SPACELESS.test(text)) return ids;
+    const marked = vocabulary.encode(MARKER + text);
+    return marked.slice(marked.indexOf(UNK) + 1);
+  }
+
+  // Phrases of the terms in a normalised sentence, in order, and where each term begins and ends.
+  occurrences(text) {
+    const words = this.terms.size ? this.units(text) : [];
+    const inOneCase = words.map(([word]) => folded(word, this.language));
+    const found = [];
+    for (let at = 0; at < words.length; ) {
+      const fits = (size) => {
+        if (size > words.length - at) return false;
+        const alike = this.terms.get(JSON.stringify(inOneCase.slice(at, at + size))) ?? [];
+        const own = alike.length ? words.slice(at, at + size).map(([word]) => word).join(" ") : "";
+        const term = alike.find(({ words: capitals, small }) => small || capitals === own);
+        const end = words[at + size - 1];
+        if (term) found.push({ phrase: term.phrase, start: words[at].index, end: end.index + end[0].length });
+        return Boolean(term);
+      };
+      at += this.sizes.find(fits) ?? 1;
+    }
+    return found;
+  }
+}
+
+const [OTHER, JOINING, BETWEEN, ENDED] = [-1, -2, -2, -1];
+const MOST_READINGS = 32;
+const inOrder = (one, other) => {
+  const field = ["remaining", "kind", "written", "unmet"].find((name) => one[name] !== other[name]);
+  return field === undefined ? 0 : one[field] < other[field] ? -1 : 1;
+};
+
+// The automaton of econmt/decoding/constraints/inclusion.py: its states are lists of readings.
+class Phrases {
+  constructor(phrases, joins) {
+    const name = ({ ids, endsWord }) => `${ids.map((id) => String(id).padStart(9, "0"))} ${Number(endsWord)}`;
+    const names = phrases.map(name).sort();
+    this.joins = joins;
+    this.kinds = [...new Map(phrases.map((phrase) => [name(phrase), phrase]))].sort(([one], [other]) => (one < other ? -1 : 1));
+    this.bits = this.kinds.map(([own]) => names.reduce((bits, each, at) => (each === own ? bits | (1n << BigInt(at)) : bits), 0n));
+    this.kindOf = phrases.map((phrase) => this.kinds.findIndex(([own]) => own === name(phrase)));
+    this.kinds = this.kinds.map(([, phrase]) => phrase);
+    this.begun = new Map();
+    this.kinds.forEach(({ ids }, kind) => this.begun.set(ids[0], [...(this.begun.get(ids[0]) ?? []), kind]));
+    this.tokens = [...new Set(phrases.flatMap(({ ids }) => ids))].sort((one, other) => one - other);
+    this.size = phrases.reduce((sum, { ids }) => sum + ids.length, 0);
+    this.start = [{ remaining: this.size, kind: BETWEEN, written: 0, unmet: (1n << BigInt(phrases.length)) - 1n }];
+  }
+
+  // How often each kind of phrase is missing.
+  missing([{ unmet }]) {
+    return this.bits.map((bits) => (unmet & bits).toString(2).replaceAll("0", "").length);
+  }
+
+  after(progress, token) {
+    if (!this.begun.has(token) && progress.every(({ kind }) => kind === BETWEEN)) return progress;
+    const made = progress.flatMap((reading) => this.read(reading, token)).sort(inOrder);
+    const kept = [];
+    for (const reading of made) {
+      const alike = kept.filter(({ kind }) => (kind === BETWEEN) === (reading.kind === BETWEEN)).length;
+      const covers = ({ kind, written, unmet }) =>
+        (kind === BETWEEN || (kind === reading.kind && written === reading.written)) && !(unmet & ~reading.unmet);
+      if (alike < MOST_READINGS && !kept.some(covers)) kept.push(reading);
+    }
+    return kept;
+  }
+
+  read(reading, token) {
+    const { remaining, kind, written, unmet } = reading;
+    if (kind >= 0) return this.kinds[kind].ids[written] === token ? [this.written(reading)] : [];
+    if (kind === ENDED && (token === JOINING || (token >= 0 && this.joins(token)))) return [];
+    const found = [{ remaining, kind: BETWEEN, written: 0, unmet }];
+    for (const begun of this.begun.get(token) ?? []) {
+      const alike = unmet & this.bits[begun];
+      if (!alike) continue;
+      const highest = 1n << BigInt(alike.toString(2).length - 1);
+      found.push(this.written({ remaining, kind: begun, written: 0, unmet: unmet ^ highest }));
+    }
+    return found;
+  }
+
+  written({ remaining, kind, written, unmet }) {
+    const { ids, endsWord } = this.kinds[kind];
+    if (written + 1 < ids.length) return { remaining: remaining - 1, kind, written: written + 1, unmet };
+    return { remaining: remaining - 1, kind: endsWord ? ENDED : BETWEEN, written: 0, unmet };
+  }
+}
+
+// True if a text has phrases at places of their own, none of them part of a longer word.
+function containsAll(text, phrases) {
+  const numbers = new Map();
+  const joining = [];
+  const signs = (each) => {
+    let before = false;
+    return Array.from(each, (sign) => {
+      const joins = before && ofWord(sign);
+      before = ofWord(sign);
+      if (!numbers.has(sign + joins)) joining[numbers.size] = joins;
+      if (!numbers.has(sign + joins)) numbers.set(sign + joins, numbers.size);
+      return numbers.get(sign + joins);
+    });
+  };
+  const wanted = phrases.map((phrase) => ({ ids: signs(phrase), endsWord: ofWord(lastSign(phrase)) }));
+  const automaton = new Phrases(wanted, (number) => joining[number]);
+  return signs(text).reduce((progress, sign) => automaton.after(progress, sign), automaton.start)[0].remaining === 0;
+}
+
+const [LEAST_ATTENTION, LEAST_OF_MODEL, MOST_SPENT, COST] = [0.5, 0.1, 0.9, 1];
+
+// Chooses the continuations of one sentence's hypotheses, which must contain phrases: econmt/decoding/constraints/batch.py and
+// anchors.py. A hypothesis has `held`: its progress, and of each phrase the step that began it and the attention spent on it.
+class Chooser {
+  constructor({ phrases, spans }, joins, length, penalty) {
+    this.automaton = new Phrases(phrases, joins);
+    Object.assign(this, { phrases, spans, joins, penalty, step: 0 });
+    this.anchored = spans.some((span) => span.length);
+    const growth = phrases.reduce((sum, { ids }, at) => sum + (spans[at].length ? ids.length - spans[at].length : 0), 0);
+    this.usual = penalty(length + growth);
+    const none = phrases.map(() => 0);
+    this.start = { progress: this.automaton.start, begun: none, spent: none, given: 0, lowered: 0 };
+  }
+
+  // Phrases that a token would begin after the progress.
+  begins(progress, token) {
+    if (progress[0].kind >= 0) return this.phrases.map(() => false);
+    const missing = this.automaton.missing(progress);
+    return this.phrases.map(({ ids }, at) => ids[0] === token && missing[this.automaton.kindOf[at]] > 0);
+  }
+
+  // The continuations that enter the beam. Of `rows`: what they hold, total, logits, their sum and attention. `idOf` and
+  // `wordOf`: ids of words and back; `room`: tokens that may follow.
+  extend(rows, { idOf, wordOf, free, room, beam }) {
+    this.step++;
+    const needs = rows.map(({ held }) => held.progress[0].remaining);
+    const least = free < beam ? 0 : Math.min(...needs);
+    const isLost = ({ begun, spent }) => this.spans.some((span, at) => span.length && !begun[at] && spent[at] >= MOST_SPENT);
+    const lost = rows.map(({ held }) => isLost(held));
+    const better = free < beam || lost.includes(false);
+    const offers = [];
+    rows.forEach((row, number) => {
+      if (lost[number] && better) return;
+      const { held, logits } = row;
+      const possible = (word) => (room < 0 ? word === EOS : word !== PAD && word !== BOS);
+      const attention = this.spans.map((span) => span.reduce((sum, at) => sum + row.attention[at], 0));
+      const paid = COST * attention.reduce((sum, each) => sum + each, 0);
+      const [first] = this.highest(logits, 1, possible);
+      const anywhere = !this.anchored || (first === EOS && needs[number] === least) || needs[number] >= room;
+      const away = (token, share, possible) => {
+        const begins = this.begins(held.progress, token);
+        const here = (at) => !this.spans[at].length || (possible(at) && attention[at] >= share);
+        return !anywhere && begins.includes(true) && !begins.some((each, at) => each && here(at));
+      };
+      const after = (token) => {
+        const counts = this.automaton.tokens.includes(token) && !away(token, LEAST_OF_MODEL, (at) => !held.begun[at]);
+        return this.automaton.after(held.progress, counts ? token : this.joins(token) ? JOINING : OTHER);
+      };
+      const candidates = new Set();
+      for (const token of this.automaton.tokens) {
+        const advances = this.automaton.after(held.progress, token)[0]?.remaining === needs[number] - 1;
+        const withheld = away(token, LEAST_ATTENTION, (at) => held.spent[at] < MOST_SPENT && !held.begun[at]);
+        if (advances && !withheld) candidates.add(wordOf(token));
+      }
+      // Of the words that undo a complete phrase, by going on with its last word, only the best counts.
+      const [other, joining] = [OTHER, JOINING].map((token) => this.automaton.after(held.progress, token)[0].remaining);
+      const undoes = (word) => other < joining && this.joins(idOf(word));
+      const may = (word) => possible(word) && !(word === EOS && needs[number]);
+      for (const word of this.highest(logits, beam, (word) => may(word) && !undoes(word))) candidates.add(word);
+      if (other < joining) for (const word of this.highest(logits, 1, (word) => may(word) && undoes(word))) candidates.add(word);
+      for (const word of candidates.add(EOS)) {
+        if (!may(word)) continue;
+        const value = Math.fround(logits[word] - row.sum);
+        const progress = after(idOf(word));
+        const { remaining } = progress[0];
+        const outside = remaining >= needs[number];
+        const cost = this.anchored && outside ? paid : 0;
+        const total = row.total + value - cost;
+        if (!(total > -Infinity) || remaining > Math.max(room, 0)) continue;
+        const bank = this.automaton.size - remaining + (remaining === 0 && needs[number] === 0 ? 1 : 0);
+        offers.push({ number, word, value, total, cost, bank, progress, outside, attention, lapsed: remaining > needs[number] });
+      }
+    });
+    return this.shared(offers).slice(0, beam).map((offer) => ({ ...offer, held: this.grown(rows[offer.number].held, offer, idOf) }));
+  }
+
+  // The best of each bank, those with most tokens of phrases first, then the second of each, and so on.
+  shared(offers) {
+    offers.sort((one, other) => other.bank - one.bank || other.total - one.total);
+    offers.forEach((offer, at) => (offer.rank = at && offers[at - 1].bank === offer.bank ? offers[at - 1].rank + 1 : 0));
+    return offers.sort((one, other) => one.rank - other.rank);
+  }
+
+  // Places of the highest values that may be, equal ones in their order.
+  highest(values, count, may = () => true) {
+    const found = [];
+    for (let at = 0, bar = -Infinity; at < values.length; at++) {
+      if (!(values[at] > bar) || !may(at)) continue;
+      let place = found.length;
+      while (place && values[at] > values[found[place - 1]]) place--;
+      found.splice(place, 0, at);
+      if (found.length > count) found.pop();
+      if (found.length === count) bar = values[found[count - 1]];
+    }
+    return found;
+  }
+
+  // What a hypothesis holds after a continuation.
+  grown(held, { word, value, cost, progress, outside, attention, lapsed }, idOf) {
+    const spent = held.spent.map((each, at) => each + (outside && attention[at] >= LEAST_ATTENTION ? attention[at] : 0));
+    const begun = [...held.begun];
+    if (!outside) {
+      const begins = this.begins(held.progress, idOf(word));
+      const [at] = this.highest(attention.map((each, phrase) => (begins[phrase] && !begun[phrase] ? each : -1)), 1);
+      if (begins[at] && !begun[at]) begun[at] = this.step;
+    }
+    if (lapsed) {
+      const missing = this.automaton.missing(progress);
+      const { kindOf } = this.automaton;
+      const lastFirst = [...begun.keys()].filter((at) => begun[at]).sort((one, other) => begun[other] - begun[one]);
+      for (const at of lastFirst) {
+        const same = [...begun.keys()].filter((each) => kindOf[each] === kindOf[at]);
+        if (same.filter((each) => begun[each]).length > same.length - missing[kindOf[at]]) [begun[at], spent[at]] = [0, MOST_SPENT];
+      }
+    }
+    return { progress, begun, spent, given: held.given + (outside ? 0 : value), lowered: held.lowered + cost };
+  }
+
+  // What the score of a translation gains that ends a hypothesis now: length must not outweigh terms that are improbable.
+  added({ given }, penalty) {
+    return this.anchored ? given / Math.min(this.usual, penalty) - given / penalty : 0;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // The search
 
 const [FEWEST_ROWS, MOST_ROWS, POSITIONS] = [24, 48, 1000]; // of hypotheses that grow together, half of econmt_runtime's
@@ -855,6 +1167,13 @@ const pause = () =>
     port2.postMessage(0);
   });
 
+// Translations of a search, and of the next one as many as are missing; the best of the first stays first.
+function merged(kept, found, most) {
+  const known = new Set(kept.map(({ ids }) => ids.join()));
+  const more = found.filter(({ ids }) => !known.has(ids.join())).slice(0, most - kept.length);
+  return [...kept.slice(0, 1), ...[...kept.slice(1), ...more].sort((one, other) => other.score - one.score)];
+}
+
 class Translator {
   constructor(model) {
     this.model = model;
@@ -872,7 +1191,7 @@ class Translator {
     if (call.cancelled) throw new Failed("cancelled");
   }
 
-  settings({ beam, nbest = 1, shortlist } = {}) {
+  settings({ beam, nbest = 1, shortlist, glossary } = {}) {
     const { decoding } = this.model.config;
     const options = { ...decoding, beam: beam ?? decoding.beam_size, nbest, shortlist };
     const whole = (value, least, most) => Number.isInteger(value) && value >= least && value <= most;
@@ -880,18 +1199,49 @@ class Translator {
     if (!whole(nbest, 1, options.beam)) throw new Failed(`nbest: use a whole number from 1 to the beam size, ${options.beam}`);
     if (shortlist !== undefined && !whole(shortlist, 0, Infinity)) throw new Failed("shortlist: use 0, for any word, or more");
     if (shortlist && !this.lexicon) throw new Failed("shortlist: the model has no lexicon; export it with one");
+    const key = JSON.stringify(glossary ?? []);
+    if (key !== this.key) this.glossary = new Glossary(glossary ?? [], this.model.target, this.model.config.languages[0]);
+    this.key = key;
     return options;
   }
 
-  // Ids of a line and whether it was cut; no ids for a line without words.
+  // Ids of a line, whether it was cut, and what its terms ask for, or null; no ids for a line that is copied.
   encode(line) {
     const cap = this.model.config.max_input_length;
     const most = cap * CHARACTERS;
-    if (!hasWords(line)) return { ids: [], cut: false };
+    const terms = this.glossary.occurrences(normalized(line));
+    const phrases = terms.map(({ phrase }) => phrase);
+    if (!hasWords(line) && this.satisfies(phrases.length ? this.model.target.encode(line) : [], phrases)) return { ids: [], cut: false, terms: null };
     let text = line;
     if (line.length > most) text = Array.from(line.slice(0, 2 * most)).slice(0, most).join("");
-    const ids = this.model.source.encode(text.normalize("NFC").replace(AROUND, ""));
-    return { ids: ids.slice(0, cap), cut: ids.length > cap || text.length < line.length };
+    text = normalized(text);
+    const written = [];
+    const ids = this.model.source.encode(text, written);
+    const cut = ids.length > cap || text.length < normalized(line).length;
+    return { ids: ids.slice(0, cap), cut, terms: terms.length ? this.placed(text, written, terms, cap) : null };
+  }
+
+  // Phrases and source positions of the terms of a normalised text, those after the first `cap` tokens left out.
+  placed(text, written, terms, cap) {
+    const isBlank = (sign) => sign === " " || sign === "\u2581";
+    const signs = written.flatMap((piece, at) => Array.from(piece).filter((sign) => !isBlank(sign)).map(() => at));
+    const owners = [];
+    let next = 0;
+    for (const sign of text) {
+      const owner = isBlank(sign) ? undefined : signs[next++];
+      for (let k = 0; k < sign.length; k++) owners.push(owner);
+    }
+    const placed = terms.filter(({ end }) => end <= text.length).map(({ phrase, start, end }) => {
+      return { phrase, span: [...new Set(owners.slice(start, end))].filter((at) => at !== undefined) };
+    });
+    const kept = placed.filter(({ span }) => span.every((at) => at < cap));
+    return kept.length ? { phrases: kept.map(({ phrase }) => phrase), spans: kept.map(({ span }) => span) } : null;
+  }
+
+  // True if a translation has the phrases as text, whatever the subwords.
+  satisfies(ids, phrases) {
+    const text = (each) => normalized(this.model.target.decode(each)).split(" ").filter(Boolean).join(" ");
+    return !phrases.length || containsAll(text(ids), phrases.map(({ ids: own }) => text(own)).filter(Boolean));
   }
 
   async translate(lines, given, call = {}, progress = () => {}) {
@@ -915,31 +1265,45 @@ class Translator {
     });
     const order = [...sources.keys()].filter((i) => sources[i].ids.length);
     order.sort((one, other) => sources[other].ids.length - sources[one].ids.length);
-    for (let at = 0, done = lines.length - order.length; at < order.length; ) {
-      const rows = Math.min(MOST_ROWS, Math.max(FEWEST_ROWS, Math.floor(POSITIONS / sources[order[at]].ids.length)));
-      const batch = order.slice(at, at + Math.max(1, Math.floor(rows / options.beam)));
-      at += batch.length;
-      try {
-        const found = await this.search(batch.map((i) => sources[i].ids), options, call);
-        batch.forEach((i, number) => {
-          const nbest = found[number].map(({ ids, ...rest }) => ({ text: oneLine(this.model.target.decode(ids)), ...rest }));
-          if (!nbest.length) throw new Failed(`line ${i + 1}: the model gives no finite probability to any translation`);
-          results[i] = { ...nbest[0], nbest, cut: sources[i].cut };
-        });
-      } finally {
-        this.model.library.reset();
+    // Without the glossary first; what falls short is searched again, and keeps the translations that do not.
+    const kept = lines.map(() => []);
+    let done = lines.length - order.length;
+    const turn = async (waiting, constrained) => {
+      const short = [];
+      for (let at = 0; at < waiting.length; ) {
+        const rows = Math.min(MOST_ROWS, Math.max(FEWEST_ROWS, Math.floor(POSITIONS / sources[waiting[at]].ids.length)));
+        const batch = waiting.slice(at, at + Math.max(1, Math.floor(rows / options.beam)));
+        at += batch.length;
+        try {
+          const found = await this.search(batch.map((i) => sources[i]), options, call, constrained);
+          batch.forEach((i, number) => {
+            const all = found[number];
+            if (!all.length) throw new Failed(`line ${i + 1}: the model gives no finite probability to any translation`);
+            const { terms, cut } = sources[i];
+            const good = terms && !constrained ? all.filter(({ ids }) => this.satisfies(ids, terms.phrases)) : all;
+            if (good[0] === all[0]) kept[i] = merged(kept[i], good, options.nbest);
+            if (good.length < all.length) return short.push(i);
+            const nbest = kept[i].map(({ ids, ...rest }) => ({ text: oneLine(this.model.target.decode(ids)), ...rest }));
+            results[i] = { ...nbest[0], nbest, cut };
+            done++;
+          });
+        } finally {
+          this.model.library.reset();
+        }
+        progress(done, lines.length);
       }
-      progress((done += batch.length), lines.length);
-    }
+      return short;
+    };
+    await turn(await turn(order, false), true);
     return results;
   }
 
-  // The words that a sentence may use, ascending; null: all.
-  allowed(ids, { shortlist }) {
+  // The words that a sentence may use, ascending, `more` among them; null: all.
+  allowed(ids, { shortlist }, more) {
     if (!this.lexicon || shortlist === 0) return null;
     const { address, width, dtype } = this.lexicon;
     const { library, config, size } = this.model;
-    const words = new Set([PAD, UNK, BOS, EOS]);
+    const words = new Set([PAD, UNK, BOS, EOS, ...more]);
     const [table, at] = dtype === "I16" ? [new Uint16Array(library.bytes.buffer), address >> 1] : [library.whole, address >> 2];
     for (const id of [BOS, ...ids, EOS]) {
       if (config.joint) words.add(id);
@@ -950,23 +1314,25 @@ class Translator {
     return Uint32Array.from(found).sort();
   }
 
-  // n best translations of each sentence, given by its ids.
-  async search(sources, options, call) {
+  // n best translations of each sentence, with the phrases of its terms if `constrained`.
+  async search(sources, options, call, constrained) {
     const { model } = this;
     const { library, config: { decoder, ...config } } = model;
     const [count, beam] = [sources.length, options.beam];
-    const sentences = sources.map((ids) => [...ids, EOS]);
+    const sentences = sources.map(({ ids }) => [...ids, EOS]);
     const { search, steps, h, c } = model.begin(sentences);
-    const lists = sentences.map((ids) => this.allowed(ids, options));
+    const penalty = (length) => ((options.length_penalty_beta + length) / (options.length_penalty_beta + 1)) ** options.length_penalty_alpha;
+    const choosers = sources.map(({ ids, terms }) => (constrained ? new Chooser(terms, (id) => model.target.joins[id] === 1, ids.length + 1, penalty) : null));
+    const lists = sentences.map((ids, i) => this.allowed(ids, options, choosers[i]?.automaton.tokens ?? []));
     const size = lists[0] ? Math.max(...lists.map((list) => list.length)) : model.size;
     const stride = library.layouts.weight.size;
     const weights = library.zeros(count * stride);
     lists.forEach((list, i) => library.fill("weight", weights + i * stride, list ? model.outputWeight(list) : model.whole));
     const width = Math.min(beam, size);
-    const penalty = (length) => ((options.length_penalty_beta + length) / (options.length_penalty_beta + 1)) ** options.length_penalty_alpha;
-    const limits = sources.map(({ length }) => {
+    const limits = sources.map(({ ids: { length } }, i) => {
       const limit = Math.floor(length * options.max_output_factor) + EXTRA;
-      return Math.min(limit, Math.max(length + EXTRA, Math.floor(config.max_length * options.max_output_factor) + EXTRA));
+      const most = Math.min(limit, Math.max(length + EXTRA, Math.floor(config.max_length * options.max_output_factor) + EXTRA));
+      return Math.max(most, choosers[i]?.automaton.size ?? 0);
     });
 
     const most = count * beam;
@@ -991,7 +1357,7 @@ class Translator {
     });
 
     // Rows, the growing hypotheses: sentence, last word, log-probability.
-    let rows = sentences.map((_, sentence) => ({ sentence, token: lists[sentence] ? lists[sentence].indexOf(BOS) : BOS, total: 0 }));
+    let rows = sentences.map((_, sentence) => ({ sentence, token: BOS, total: 0, held: choosers[sentence]?.start }));
     const finished = sentences.map(() => []);
     const best = sentences.map(() => new Array(options.nbest).fill(-Infinity));
     const trace = [];
@@ -1013,7 +1379,14 @@ class Translator {
       for (let from = 0, to; from < rows.length; from = to) {
         const { sentence } = rows[from];
         for (to = from + 1; to < rows.length && rows[to].sentence === sentence; to++);
-        this.grow({ rows, from, to, position, width, values, numbers, ends, penalty, limits, options, finished, best, grown });
+        const limit = limits[sentence];
+        const chosen = choosers[sentence]
+          ? this.constrain(choosers[sentence], rows.slice(from, to), {
+              ...{ from, size, steps, logits, values, numbers, width, seen, list: lists[sentence], room: limit - position },
+              ...{ beam: options.beam, free: options.beam - finished[sentence].length },
+            })
+          : this.choose({ rows, from, to, last: position > limit, width, values, numbers, ends, options });
+        this.grow({ chosen, sentence, position, penalty, limit, options, finished, best, grown, chooser: choosers[sentence] });
       }
       trace.push(grown);
       grown.forEach(({ parent }, row) => this.copyRow(state, spare, parts, parent, rows.length, row, grown.length));
@@ -1033,11 +1406,10 @@ class Translator {
     });
   }
 
-  // Adds to one sentence's finished and growing hypotheses.
-  grow({ rows, from, to, position, width, values, numbers, ends, penalty, limits, options, finished, best, grown }) {
+  // The best continuations of one sentence's hypotheses, best first.
+  choose({ rows, from, to, last, width, values, numbers, ends, options }) {
     const { floats, whole } = this.model.library;
     const { sentence } = rows[from];
-    const last = position > limits[sentence];
     const chosen = [];
     const offer = (row, token, value) => {
       const total = rows[row].total + value;
@@ -1051,6 +1423,26 @@ class Translator {
       if (last) offer(row, EOS, floats[(ends >> 2) + row]);
       else for (let k = row * width; k < (row + 1) * width; k++) offer(row, whole[(numbers >> 2) + 2 * k], floats[(values >> 2) + k]);
     }
+    return chosen;
+  }
+
+  // The same under constraints, from all logits: their sum is what the best word's lacks to its log-probability.
+  constrain(chooser, rows, { from, size, steps, logits, values, numbers, width, seen, list, room, ...rest }) {
+    const { floats, whole } = this.model.library;
+    const places = list && new Map(Array.from(list, (id, place) => [id, place]));
+    const looked = rows.map((row, at) => {
+      const part = (address, wide, length = wide) => floats.subarray((address >> 2) + (from + at) * wide, (address >> 2) + (from + at) * wide + length);
+      const own = part(logits, size, list?.length);
+      const sum = own[whole[(numbers >> 2) + 2 * (from + at) * width]] - part(values, width)[0];
+      return { ...row, logits: own, sum, attention: part(seen, steps) };
+    });
+    const words = { idOf: (word) => (list ? list[word] : word), wordOf: (id) => (places ? places.get(id) : id) };
+    const found = chooser.extend(looked, { ...words, room, ...rest });
+    return found.map(({ number, word, total, held }) => ({ sentence: rows[0].sentence, token: word, total, parent: from + number, held }));
+  }
+
+  // Adds to one sentence's finished and growing hypotheses.
+  grow({ chosen, sentence, position, penalty, limit, options, finished, best, grown, chooser }) {
     const free = options.beam - finished[sentence].length;
     const growing = [];
     for (const entry of chosen.slice(0, free)) {
@@ -1058,14 +1450,15 @@ class Translator {
         growing.push(entry);
         continue;
       }
-      const score = entry.total / penalty(position);
-      finished[sentence].push({ score, total: entry.total, position, row: entry.parent });
+      const { total, parent, held } = entry;
+      const score = total / penalty(position) + (chooser?.added(held, penalty(position)) ?? 0);
+      finished[sentence].push({ score, total: total + (held?.lowered ?? 0), position, row: parent });
       best[sentence].push(score);
       best[sentence].sort((one, other) => other - one).pop();
     }
-    if (!growing.length) return;
     // Totals only fall as a hypothesis grows, and penalties only rise with its length.
-    if (best[sentence][options.nbest - 1] < growing[0].total / penalty(limits[sentence] + 1)) grown.push(...growing);
+    const most = Math.max(...growing.map(({ total }) => total));
+    if (best[sentence][options.nbest - 1] < most / penalty(limit + 1)) grown.push(...growing);
   }
 
   // Copies the state of a row; h and c have a part for each layer.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,9 +21,9 @@ SUBWORDS = 8000
 TEST_SENTENCES = 200
 _CHUNK = 10_000
 """Pairs of a store that are read at a time."""
+SIDES = SOURCE, TARGET
 VALID_SENTENCES = 64
 """Few: some toolkits save a model only after validation, which is not measured."""
-_NAMED = re.compile(r"<U\+([0-9A-F]{4,6})>")
 STRANGE = "\N{REPLACEMENT CHARACTER}"
 DONE = "counts.json"
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -46,11 +45,6 @@ training: {{max_updates: 1}}
 def visible(piece: str) -> str:
     """Returns a piece without white space: a no-break space becomes ``<U+00A0>``, since tools split lines there."""
     return "".join(f"<U+{ord(letter):04X}>" if letter.isspace() else letter for letter in piece)
-
-
-def pieces_of(line: str) -> list[str]:
-    """Returns the pieces of a line of a token file, or of what a toolkit wrote."""
-    return [_NAMED.sub(lambda match: chr(int(match[1], 16)), piece) for piece in line.split()]
 
 
 def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, str]:
@@ -93,14 +87,11 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_test(
-    folder: Path,
-    vocabularies: Sequence[Vocabulary],
-    pairs: Sequence[tuple[str, str]],
-    sides: tuple[str, str] = (SOURCE, TARGET),
+    folder: Path, vocabularies: Sequence[Vocabulary], pairs: Sequence[tuple[str, str]]
 ) -> tuple[int, int]:
     """Writes the test text, raw and as pieces; returns its pairs and target tokens, ``</s>`` counted."""
     tokens = 0
-    for side, vocabulary, lines in zip(sides, vocabularies, zip(*pairs, strict=True), strict=True):
+    for side, vocabulary, lines in zip(SIDES, vocabularies, zip(*pairs, strict=True), strict=True):
         pieces = piece_lines(vocabulary, vocabulary.encode_many(lines))
         write_lines(folder / f"test.raw.{side}", lines)
         write_lines(folder / f"test.{side}", pieces)
@@ -121,32 +112,27 @@ def make_data(folder: Path, data_dir: Path | None) -> dict[str, int]:
     recipe = parse_recipe(RECIPE, "the comparison's recipe")
     prepare(recipe, folder / "store", search_path(None, data_dir), show_progress=False)
     prepared = open_prepared(folder / "store")
-    counts = write_training(folder, prepared, (SOURCE, TARGET))
+    counts = write_training(folder, prepared)
     test = list(zip(prepared.test_text.source, prepared.test_text.target, strict=True))[:TEST_SENTENCES]
     counts["test_pairs"], counts["test_target_tokens"] = write_test(folder, prepared.vocabularies.sides, test)
     done.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
     return counts
 
 
-def write_training(folder: Path, prepared: PreparedData, sides: tuple[str, str]) -> dict[str, int]:
-    """Writes the training text, some of the validation text and the vocabularies; returns pairs and target tokens.
-
-    Both sides of a joint vocabulary have the same files, ordered by the counts of both.
-    """
+def write_training(folder: Path, prepared: PreparedData) -> dict[str, int]:
+    """Writes the training text, some of the validation text and the vocabularies; returns pairs and target tokens."""
     counts = {}
     pieces: list[Counter[str]] = [Counter(), Counter()]
     for split, store, limit in (("train", prepared.train, None), ("valid", prepared.valid, VALID_SENTENCES)):
         pairs = sentences(store, prepared.vocabularies.sides, limit)
-        for side, lines, found in zip(sides, zip(*pairs, strict=True), pieces, strict=True):
+        for side, lines, found in zip(SIDES, zip(*pairs, strict=True), pieces, strict=True):
             write_lines(folder / f"{split}.{side}", lines)
             if split == "train":
                 for line in lines:
                     found.update(line.split())
         counts[f"{split}_pairs"] = len(pairs)
         counts[f"{split}_target_tokens"] = sum(len(target.split()) + 1 for _, target in pairs)
-    if prepared.vocabularies.source is prepared.vocabularies.target:
-        pieces = [pieces[0] + pieces[1]] * 2
-    for side, vocabulary, found in zip(sides, prepared.vocabularies.sides, pieces, strict=True):
+    for side, vocabulary, found in zip(SIDES, prepared.vocabularies.sides, pieces, strict=True):
         names = vocabulary.tokens(range(len(SPECIAL), vocabulary.size))
         for name, content in vocabulary_files(names, found).items():
             (folder / f"vocabulary.{side}.{name}").write_text(content, encoding="utf-8")

@@ -1,175 +1,195 @@
-"""Compares BLEU by minute of training with other toolkits.
+"""Compares quality by minute with plain transformers.
 
-Each toolkit trains on the text of recipe laws-en-fr, alone on one GPU, for the seconds of the last mark, on the same
-pieces and batches of as many tokens, and saves its model at every mark; start-up and saving do not count. Then each
-model translates the validation text with beam 5.
+Each trains from the store of recipe laws-en-fr, alone on one GPU, for the seconds of the last mark, which count from
+the first update on: econmt as a user runs it, with its validations, and the transformers of ``scripts.bench
+transformer``, which translate when training is over. What translates has the recipe's beam.
 
     econmt prepare laws-en-fr --output store
-    python -m scripts.bench compare.quality --store store --only fairseq-lstm --output fairseq-lstm.json
-    python -m scripts.bench compare.quality --show fairseq-lstm.json econmt.json --plot quality.png
+    python -m scripts.bench compare.quality --store store --only econmt --change training.optimizer.learning_rate=0.0016
+    python -m scripts.bench compare.quality --show quality.json --plot quality.png
 
-A toolkit whose figures are in the output file is not measured again.
+One whose figures are in the output file is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.metadata
+import csv
 import json
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from econmt.bench.rows import Row, circumstances
-from econmt.data.batching.store import PreparedData, open_prepared
-from econmt.evaluation.metrics import bleu
+from econmt.data.batching.store import open_prepared
 from scripts.bench.frame import Bench, draw_lines
+from scripts.bench.transformer import scores_of
 
-from .make_data import DONE, pieces_of, write_test, write_training
-from .measure import DeviceMemoryWatch, FailedError, Finished, Window
+from .measure import DeviceMemoryWatch, FailedError
 from .run import CACHE, environment_of, say
-from .toolkit import Places, find_environment
-from .tools.by_minute import BEGINS, BY_MINUTE, SOURCE, TARGET, ByMinute, Checkpoint
+from .toolkit import LAUNCHER
+from .tools.econmt import Econmt
 from .turns import Trainee, run_alone, write_log
 
-MARKS = (60.0, 120.0, 240.0, 540.0)
+RECIPE = "laws-en-fr"
+MARKS = (60.0, 120.0, 240.0, 490.0)
+START_SECONDS = 30
+"""Seconds that econmt, whose own limit counts its start, gets beyond the last mark."""
+BEGINS = "first update begins"
+"""First words of the line that is printed when training begins."""
+_SIZE = re.compile(r"([\d,]+) parameters")
+_MARK = re.compile(r"mark ([\d.]+): ([\d.]+) s, update (\d+), (\d+) bytes allocated, ([\d,]+) target")
 
 
-def make_data(folder: Path, store: Path, *, token_files: bool) -> PreparedData:
-    """Writes token files of a store, if wanted, unless they exist; what is translated is the validation text."""
-    prepared = open_prepared(store)
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (folder / "store").symlink_to(store.resolve())
-    if token_files and not (folder / DONE).is_file():
-        counts = write_training(folder, prepared, (SOURCE, TARGET))
-        text = list(zip(prepared.valid_text.source, prepared.valid_text.target, strict=True))
-        write_test(folder, prepared.vocabularies.sides, text, (SOURCE, TARGET))
-        (folder / DONE).write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
-    return prepared
+class Checkpoint(NamedTuple):
+    """Model of a moment of training.
+
+    Attributes:
+        mark: Seconds at which it was wanted, or those that it has.
+        seconds: Seconds of training from the first update on.
+        update: Updates so far.
+        allocated_bytes: Largest memory that PyTorch's allocator gave out on the GPU until then.
+        tokens_per_second: Target tokens a second of training alone, since the validation or the mark before.
+        bleu, chrf: Scores of the validation text; None if they have not been measured.
+    """
+
+    mark: float
+    seconds: float
+    update: int
+    allocated_bytes: int
+    tokens_per_second: float
+    bleu: float | None = None
+    chrf: float | None = None
 
 
-class ToolkitRun:
-    """One toolkit's run."""
+class Recurrent(Econmt):
+    """econmt's recipe; it validates and saves as the recipe says, within the same seconds.
 
-    def __init__(self, key: str, options: argparse.Namespace, prepared: PreparedData) -> None:
-        self.toolkit: ByMinute = BY_MINUTE[key]()
-        self.toolkit.device = options.device.type
-        self._options, self._prepared = options, prepared
-        work = (options.work / f"{key}-{self.toolkit.device}").resolve()
-        interpreter = Path(sys.executable)
-        if self.toolkit.requirements is not None and not options.this_environment:
-            interpreter = find_environment(self.toolkit, options.environments)
-        self._places = Places((options.work / "data").resolve(), work, interpreter, SOURCE, TARGET)
-        self._environment = environment_of(self.toolkit, options.threads)
+    Translations of update U are in the file ``hypotheses.U`` of the model folder, those of the test text in
+    ``hypotheses.test``.
+    """
 
-    def measure(self) -> dict[str, Any]:
-        """Trains, translates and scores; returns the toolkit's figures."""
-        toolkit, places = self.toolkit, self._places
-        shutil.rmtree(places.work, ignore_errors=True)
-        places.work.mkdir(parents=True)
-        for number, command in enumerate(toolkit.prepare(places)):
-            self._run(Trainee(command.words, self._environment, places.work), f"prepare{number}")
-        finished, start_seconds, device_bytes = self._train()
-        checkpoints = toolkit.checkpoints(finished.lines, self._model, self._options.marks)
-        workers = len(checkpoints) if toolkit.device == "cuda" else 1
-        with ThreadPoolExecutor(max(workers, 1)) as pool:
-            checkpoints = list(pool.map(self._scored, checkpoints))
-        window = finished.window or Window(0, 0.0, 0.0)  # training may end before two lines of its log
-        return {
-            "name": toolkit.name,
-            "version": self._version(),
-            "precision": toolkit.precision if toolkit.device == "cuda" else "float32",
-            "parameters": toolkit.parameters(finished.lines),
-            "tokens_per_second": round(window.tokens_per_second),
-            "tokens_per_update": round(window.tokens_per_second * window.seconds / max(window.updates, 1)),
-            "start_seconds": start_seconds,
-            "device_bytes": device_bytes,
-            "host_bytes": finished.peak_bytes,
-            "checkpoints": [checkpoint._asdict() for checkpoint in checkpoints],
-            "curve": toolkit.curve(finished.lines, self._model),
-        }
+    def command(self, model: Path, changes: Sequence[str], marks: Sequence[float]) -> list[str]:
+        """Returns the words, after those of Python, that train until the last mark."""
+        limit = f"training.max_seconds={round(marks[-1]) + START_SECONDS}"
+        return [str(LAUNCHER), "econmt", "train", RECIPE, f"output={model}", limit, *changes]
 
-    @property
-    def _model(self) -> Path:
-        return self._places.work / "model"
+    def curve(self, lines: Sequence[str], model: Path) -> list[Checkpoint]:
+        """Returns all checkpoints, which training has validated."""
+        began = next(float(line.split()[3]) for line in lines if line.startswith(BEGINS))
+        with (model / "metrics.tsv").open(encoding="utf-8", newline="") as stream:
+            return [
+                Checkpoint(
+                    float(row["seconds"]) - began,
+                    float(row["seconds"]) - began,
+                    int(row["update"]),
+                    int(row["peak_memory_bytes"]),
+                    float(row["target_tokens_per_second"]),
+                    float(row["bleu"]),
+                )
+                for row in csv.DictReader(stream, delimiter="\t")
+            ]
 
-    def _version(self) -> str:
-        if self._options.this_environment and self.toolkit.requirements is not None:
-            return importlib.metadata.version(self.toolkit.package)
-        return self.toolkit.version()
 
-    def _train(self) -> tuple[Finished, float, int]:
-        toolkit, marks = self.toolkit, self._options.marks
-        command = toolkit.train_until(self._places, self._model, marks[-1])
-        began: list[float] = []
-        variables = {"COMPARE_MARKS": ",".join(map(str, marks)), "COMPARE_MARKS_FOLDER": str(self._model)}
+class PlainTransformer(Recurrent):
+    """Transformer of :mod:`scripts.bench.transformer`, which leaves the same files of translations."""
 
-        def reading(line: str) -> Any:
-            if line.startswith(BEGINS):
-                began.append(trainee.clock.read())
-            if line.startswith(("mark ", "checkpoint ", BEGINS)):
-                say(f"{toolkit.name}: {line}")
-            return toolkit.reading(line)
+    name = "plain transformer, 4+4 layers of 384"
+    size: ClassVar[str] = "econmt"
 
-        environment = {**self._environment, **variables}
-        trainee = Trainee(command.words, environment, self._places.work, reading, toolkit.log_every)
-        if toolkit.device == "cpu":
-            return self._run(trainee, "train"), round(began[0], 1), 0
-        watch = DeviceMemoryWatch()
-        with watch:
-            finished = self._run(trainee, "train")
-        return finished, round(began[0], 1), watch.peak
+    def command(self, model: Path, changes: Sequence[str], marks: Sequence[float]) -> list[str]:
+        """Returns the words, after those of Python, that train until the last mark."""
+        words = ["-m", "scripts.bench", "transformer", RECIPE, str(model), *changes]
+        return [*words, "--size", self.size, "--marks", *map(str, marks)]
 
-    def _scored(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Translates the validation text with a checkpoint that has no BLEU yet; that stays so if it fails."""
-        if checkpoint.bleu is not None:
-            return checkpoint
-        try:
-            return checkpoint._replace(bleu=self._translated(checkpoint))
-        except FailedError as error:
-            say(f"{self.toolkit.name} failed: {error}")
-            return checkpoint
+    def curve(self, lines: Sequence[str], model: Path) -> list[Checkpoint]:  # noqa: ARG002
+        """Returns the checkpoints that the log tells."""
+        found = filter(None, map(_MARK.match, lines))
+        return [
+            Checkpoint(float(m[1]), float(m[2]), int(m[3]), int(m[4]), float(m[5].replace(",", "")))
+            for m in found
+        ]
 
-    def _translated(self, checkpoint: Checkpoint) -> float:
-        name = f"mark-{checkpoint.mark:g}"
-        output = self._places.work / f"{name}.pieces.txt"
-        command = self.toolkit.translate(self._places, self._model / name, output)
-        finished = self._run(Trainee(command.words, self._environment, self._places.work), name)
-        vocabulary, references = self._prepared.vocabularies.target, self._prepared.valid_text.target
-        lines = self.toolkit.output_lines(finished.lines, output)
-        if len(lines) != len(references):
-            raise FailedError(f"{name} has {len(lines):,} translations of {len(references):,} sentences")
-        texts = [vocabulary.joined(pieces_of(line)) for line in lines]
-        (self._places.work / f"{name}.txt").write_text(
-            "".join(f"{text}\n" for text in texts), encoding="utf-8"
-        )
-        return round(bleu(texts, references, "13a").value, 2)
 
-    def _run(self, trainee: Trainee, name: str) -> Finished:
-        finished = write_log(run_alone(trainee), self._places.work / f"{name}.log")
-        say(f"{self.toolkit.name}: {name}, {trainee.clock.read():.0f} s")
-        return finished
+class PlainTransformerBase(PlainTransformer):
+    """Transformer of the base size."""
+
+    name = "plain transformer, base"
+    size = "base"
+
+
+PROGRAMS: dict[str, type[Recurrent]] = {
+    "econmt": Recurrent,
+    "transformer": PlainTransformer,
+    "transformer-base": PlainTransformerBase,
+}
+"""Programs that are compared, by the names that ``--only`` takes, in the order of the table."""
+
+
+def measure(program: Recurrent, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Trains in an empty folder and scores what was translated; returns the figures."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model, marks = folder / "model", options.marks
+    changes = f"data.prepared={options.store.resolve()}", *options.change
+    began: list[float] = []
+
+    def reading(line: str) -> None:
+        if line.startswith(BEGINS):
+            began.append(trainee.clock.read())
+        if line.startswith(("mark ", "checkpoint ", BEGINS)):
+            say(f"{program.name}: {line}")
+
+    words = [sys.executable, *program.command(model, changes, marks)]
+    trainee = Trainee(words, environment_of(program, options.threads), folder, reading)
+    watch = DeviceMemoryWatch()
+    with watch:
+        finished = write_log(run_alone(trainee), folder / "train.log")
+    prepared = open_prepared(options.store)
+    curve = program.curve(finished.lines, model)
+    checkpoints = [
+        each._replace(**scores(model / f"hypotheses.{each.update:05d}", prepared.valid_text.target))
+        for each in last_before(curve, marks)
+    ]
+    return {
+        "name": program.name,
+        "version": program.version(),
+        "parameters": next(int(m[1].replace(",", "")) for m in map(_SIZE.search, finished.lines) if m),
+        "start_seconds": round(began[0], 1),
+        "device_bytes": watch.peak,
+        "checkpoints": [each._asdict() for each in checkpoints],
+        "curve": [(each.seconds, each.bleu) for each in curve if each.bleu is not None],
+        "test": scores(model / "hypotheses.test", prepared.test_text.target),
+    }
+
+
+def last_before(checkpoints: Sequence[Checkpoint], marks: Sequence[float]) -> list[Checkpoint]:
+    """Returns the last checkpoint that there was at each mark."""
+    before = [[each for each in checkpoints if each.mark <= mark] for mark in marks]
+    return [rows[-1]._replace(mark=mark) for mark, rows in zip(marks, before, strict=True) if rows]
+
+
+def scores(file: Path, references: list[str]) -> dict[str, float]:
+    """Returns BLEU and chrF of a file of translations; nothing if there is none."""
+    if not file.is_file():
+        return {}
+    return scores_of(file.read_text(encoding="utf-8").split("\n")[:-1], references)
 
 
 def rows_of(figures: Mapping[str, Any]) -> Row:
-    """Returns a toolkit's row of the table, with a column of BLEU for each of its marks."""
+    """Returns a row of the table, with a column of BLEU for each mark."""
     checkpoints = figures["checkpoints"]
-    allocated = max((checkpoint["allocated_bytes"] for checkpoint in checkpoints), default=0)
-    row: Row = {"toolkit": f"{figures['name']} {figures['version']}", "precision": figures["precision"]}
+    row: Row = {"name": f"{figures['name']} {figures['version']}"}
     row |= {"million parameters": f"{figures['parameters'] / 1e6:.1f}"}
-    row |= {
-        "target tokens/s": figures["tokens_per_second"],
-        "tokens of a batch": figures["tokens_per_update"],
-    }
-    for each in checkpoints:
-        score = "-" if each["bleu"] is None else f"{each['bleu']:.1f}"
-        row[f"BLEU at {each['mark'] / 60:.3g} min"] = score
+    row |= {f"BLEU at {each['mark'] / 60:.3g} min": f"{each['bleu']:.1f}" for each in checkpoints}
+    for each in checkpoints[-1:]:
+        row |= {"chrF": each["chrf"] or "-", "target tokens/s": round(each["tokens_per_second"])}
+    row |= {f"test {name}": value for name, value in figures["test"].items()}
+    allocated = max((checkpoint["allocated_bytes"] for checkpoint in checkpoints), default=0)
     row["GPU memory, MB"] = f"{figures['device_bytes'] / 1e6:,.0f}"
     row["allocated by PyTorch, MB"] = f"{allocated / 1e6:,.0f}"
     return row | {"start-up, s": f"{figures['start_seconds']:.0f}"}
@@ -179,8 +199,8 @@ def draw(results: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Draws BLEU over the minutes of training."""
     lines: dict[str, dict[float, float]] = {}
     for each in results:
-        scored = [(it["seconds"], it["bleu"]) for it in each["checkpoints"] if it["bleu"] is not None]
-        lines[each["name"]] = {seconds / 60: score for seconds, score in each["curve"] or scored}
+        scored = each["curve"] or [(it["seconds"], it["bleu"]) for it in each["checkpoints"]]
+        lines[each["name"]] = {seconds / 60: score for seconds, score in scored}
     title = "Validation text of laws-en-fr, English to French"
     draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title)
 
@@ -189,11 +209,10 @@ def main(words: Sequence[str] | None = None) -> int:
     bench = Bench(__doc__, device="auto", threads=4)
     add = bench.add_argument
     add("--store", type=Path, help="prepared store of the recipe, from econmt prepare")
-    add("--only", nargs="+", choices=BY_MINUTE, metavar="NAME", help=f"of {', '.join(BY_MINUTE)}")
-    add("--marks", nargs="+", type=float, default=list(MARKS), help="seconds of training (60 120 240 540)")
-    add("--work", type=Path, default=CACHE / "quality", help="token files, models, logs")
-    add("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
-    add("--this-environment", action="store_true", help="run every toolkit with this process's Python")
+    add("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help=f"of {', '.join(PROGRAMS)}")
+    add("--marks", nargs="+", type=float, default=list(MARKS), help="seconds of training (60 120 240 490)")
+    add("--work", type=Path, default=CACHE / "quality", help="models and logs")
+    add("--change", type=str.split, default=[], help="changes of the recipe, and options of the transformers")
     add("--output", type=Path, default=Path("quality.json"), help="JSON file of all figures")
     add("--show", nargs="+", type=Path, metavar="FILE", help="print the table of files; measures nothing")
     add("--plot", type=Path, help="picture to write, with --show")
@@ -210,21 +229,20 @@ def main(words: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = {}
     if options.output.is_file():
         results = json.loads(options.output.read_text(encoding="utf-8"))
-    keys = options.only or list(BY_MINUTE)
-    prepared = make_data(options.work / "data", options.store, token_files=keys != ["econmt"])
     failed = False
-    for key in keys:
+    for key in options.only or list(PROGRAMS):
         if key in results:
             say(f"{key}: measured before")
             continue
+        program = PROGRAMS[key]()
+        program.device = options.device.type
         try:
-            measured = ToolkitRun(key, options, prepared).measure()
+            measured = measure(program, options, (options.work / f"{key}-{program.device}").resolve())
         except FailedError as error:
             failed = True
             say(f"{key} failed: {error}")
             continue
         results[key] = measured | {"conditions": circumstances(options.device)}
-        failed |= any(checkpoint["bleu"] is None for checkpoint in measured["checkpoints"])
         options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     bench.report(map(rows_of, results.values()))
     return int(failed)

@@ -33,14 +33,11 @@ class Places(NamedTuple):
         data: Folder of the token files, see ``make_data``.
         work: Folder that only this toolkit writes.
         interpreter: Python of its environment.
-        source, target: Languages, which end the names of the token files.
     """
 
     data: Path
     work: Path
     interpreter: Path
-    source: str = SOURCE
-    target: str = TARGET
 
     def tokens(self, split: str, side: str) -> Path:
         """Returns the file of space-separated pieces of a split (train, valid, test) and language."""
@@ -68,15 +65,11 @@ class Toolkit(ABC):
 
     name: str
     package: ClassVar[str]
-    """Distribution whose version is reported; also the name of its file of requirements."""
+    """Distribution whose version is reported; also the name of its environment and file of requirements."""
     precision: str = "float32"
     """Precision of its products in training; "auto" if it chooses."""
     device: str = "cpu"
     """Device that it uses."""
-    log_every: ClassVar[int] = LOG_EVERY
-    """Updates between two lines of the training log."""
-    translation_batch: ClassVar[int] = BATCH
-    """Sentences translated at a time."""
     loads_pickles: ClassVar[bool] = False
     """True if it loads models that hold pickled objects, which torch refuses since 2.6 unless it is told."""
     translated: ClassVar[re.Pattern[str]]
@@ -87,14 +80,9 @@ class Toolkit(ABC):
             self.precision, self.name = precision, f"{self.name}, {precision}"
 
     @property
-    def environment_name(self) -> str:
-        """Name of the environment, which several toolkits may share."""
-        return self.package.lower()
-
-    @property
     def requirements(self) -> Path | None:
         """File of the pinned packages of its environment; None if it uses this process's environment."""
-        return REQUIREMENTS / f"{self.environment_name}.txt"
+        return REQUIREMENTS / f"{self.package.lower()}.txt"
 
     def version(self) -> str:
         """Returns the pinned version of its package."""
@@ -145,7 +133,7 @@ def find_environment(toolkit: Toolkit, folder: Path) -> Path:
     Raises:
         FailedError: There is none.
     """
-    interpreter = folder.resolve() / toolkit.environment_name / "bin" / "python"
+    interpreter = folder.resolve() / toolkit.package.lower() / "bin" / "python"
     if not interpreter.exists():
         raise FailedError(f"no {interpreter}; {HERE / 'README.md'} says how to make the environment")
     return interpreter

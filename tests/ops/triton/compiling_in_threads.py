@@ -25,7 +25,8 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 
 from econmt_ops.backends.triton import compilation
-from econmt_ops.backends.triton.compilation import compiles_only, compiling_only
+from econmt_ops.backends.triton.compilation import compiling_only
+from econmt_ops.dispatch.rule import MODE
 from tests.ops.triton.compiling import pretend, step, taken, update
 
 
@@ -73,7 +74,7 @@ def main() -> None:
         if is_other():
             results["launched by another"] += name == "launched"
             return
-        counts[name if compiles_only() else f"{name} after"] += 1
+        counts[name if MODE.compiles_only else f"{name} after"] += 1
 
     def load(kernel: Any) -> None:
         counts["loaded by others"] += threading.get_ident() != caller and not is_other()

@@ -57,18 +57,6 @@ def test_steps_are_those_of_the_definition(
     assert int(state["step"]) == 3
 
 
-def test_a_launch_reads_what_is_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameter = nn.Parameter(torch.ones(64, 66, device=DEVICE))
-    ours = EightBitOptimizer([parameter], name="adam8bit", learning_rate=0.01)
-    parameter.grad = torch.arange(64.0 * 66, device=DEVICE).view(66, 64).t()
-    ours.step()
-    twin = nn.Parameter(torch.ones(64, 66, device=DEVICE))
-    others = EightBitOptimizer([twin], name="adam8bit", learning_rate=0.01)
-    twin.grad = parameter.grad.contiguous()
-    others.step()
-    torch.testing.assert_close(parameter, twin)
-
-
 def test_an_overflow_changes_nothing() -> None:
     draw = torch.Generator().manual_seed(1)
     parameter = nn.Parameter(torch.randn(14, 300, generator=draw).to(DEVICE))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import pack_sequence
 
 import econmt_ops
 from econmt_ops import LSTMWeights
@@ -21,6 +22,8 @@ from econmt_ops.dispatch.traits import implementations_of, register
 from econmt_ops.lstm import call_plans, eager_layer, persistent_layer, triton
 from econmt_ops.lstm.call_plans import PLANS
 from econmt_ops.lstm.cudnn import in_order
+from tests.ops import test_rnn
+from tests.ops.helpers import assert_close
 
 SIZE, HIDDEN, BATCH, STEPS = 4, 6, 3, 2
 
@@ -162,6 +165,17 @@ def test_lengths(device: str, bidirectional: bool) -> None:
     torch.testing.assert_close(module(inputs, lengths=spread)[0], found[0][0])
     with pytest.raises(ValueError, match="lengths must be from 0 to 2, got 3"):
         module(inputs, lengths=torch.tensor([3, 0, 1]))
+
+
+@test_rnn.each_direction
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_packed_sequences(kind: str, bidirectional: bool, device: str) -> None:
+    options = {"bidirectional": bidirectional, "implementation": "triton"}
+    theirs, ours = test_rnn.pair(kind, device, torch.float32, **options)
+    packed = pack_sequence([torch.randn(length, test_rnn.SIZE) for length in (2, 5, 3)], enforce_sorted=False)
+    expected = test_rnn.floats(theirs.cpu().double()(packed.double()))
+    for _ in range(2):
+        assert_close(test_rnn.floats(ours(packed.to(device))), expected, 3e-3)
 
 
 def test_other_strides(device: str) -> None:

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.protocol import Read
-from econmt_ops.backends.triton import cells, persistent
+from econmt_ops.backends.triton import cells
 from tests.ops.helpers import assert_close
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -59,41 +58,6 @@ def test_a_step_and_its_gradients(rows: int, hidden: int, dtype: torch.dtype, de
     cells.backward(gates, before, after, dh[:1], dc, gates)
     assert_close([gates], [alone[0]], tolerance)
     assert_close([dc], [alone[1]], tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("dropout", [False, True])
-def test_what_the_layer_above_reads(dtype: torch.dtype, residual: bool, dropout: bool, device: str) -> None:
-    torch.manual_seed(0)
-    rows, hidden = 3, 17
-    gates = random(rows, 4 * hidden, dtype=dtype, device=device)
-    c = random(rows, hidden, dtype=torch.float32, device=device)
-    added = random(rows, hidden, dtype=dtype, device=device) if residual else None
-    keep = torch.rand(rows, hidden, device=device) < 0.5 if dropout else None
-    h, read = (empty(rows, hidden, dtype=dtype, device=device) for _ in range(2))
-    expected, after = reference(gates.double(), c.double())
-    if added is not None:
-        expected = expected + added.double()
-    if keep is not None:
-        expected = torch.where(keep, expected * 2, 0)
-    another = empty(rows, hidden, dtype=dtype, device=device)
-    cells.forward(gates, c, c, [h], Read([read, another], added, keep, 2.0 if dropout else 1.0))
-    assert_close([c], [after], 1e-6)  # in the place of the state before
-    assert_close([read], [expected], TOLERANCE[dtype])
-    assert torch.equal(read, another)
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_the_cell_states_of_a_block(steps: int, device: str) -> None:
-    torch.manual_seed(0)
-    rows, hidden = 2, 33
-    gates = random(steps, rows, 4 * hidden, dtype=torch.float32, device=device)
-    first = random(rows, hidden, dtype=torch.float32, device=device)
-    states = [first.double()]
-    for step in range(steps):
-        states.append(reference(gates[step].double(), states[-1])[1])
-    assert_close([persistent.scan_cells(gates, first)], [torch.stack(states)], 1e-6)
 
 
 def test_tanh_keeps_the_digits_of_small_values(device: str) -> None:

@@ -26,7 +26,6 @@ linear_cross_entropy = functools.partial(econmt_ops.linear_cross_entropy, implem
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
-BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 
 
 def arguments(
@@ -93,18 +92,6 @@ def test_float32(
     assert_same(arguments(rows, hidden, vocabulary, bias), device, torch.float32, reduction, smoothing)
 
 
-@pytest.mark.sampled(6)
-@DTYPE
-@SMOOTHING
-@BIAS
-@pytest.mark.parametrize(("rows", "vocabulary"), [(3, 7), (3, 4097)])
-def test_types_of_the_products(
-    rows: int, vocabulary: int, dtype: torch.dtype, smoothing: float, bias: bool, device: str
-) -> None:
-    """The weights stay in float32, and so are their gradients."""
-    assert_same(arguments(rows, 8, vocabulary, bias, dtype), device, dtype, "sum", smoothing)
-
-
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("poisoned_memory")
 @DTYPE
@@ -153,14 +140,6 @@ def test_sizes_of_chunks() -> None:
     for rows in (1, 63, 64, 65, 700, 12_800):
         for row_bytes in (256, 3000, 64_000, 1 << 20):
             assert 1 <= kernels._chunk_rows(rows, row_bytes, most) <= max(1, most // row_bytes)
-
-
-def test_no_rows(device: str) -> None:
-    given = moved(arguments(0, 3, 5, True), device)
-    options = {"label_smoothing": 0.1, "ignore_index": -1, "reduction": "sum"}
-    loss, *gradients = results(linear_cross_entropy, given, torch.ones((), device=device), **options)
-    assert loss.eq(0)
-    assert all(gradient.eq(0).all() for gradient in gradients)
 
 
 def test_rows_that_do_not_count_may_hold_anything(device: str) -> None:

@@ -66,7 +66,7 @@ def test_layers(name: str, variation: str, stash: str, device: str) -> None:
     check(CASES[name], SMALL[variation], torch.float32, device, ["triton"], **options_of(name, stash))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("name", "variation", "stash"), variants(decoders=True))
 def test_decoders(name: str, variation: str, stash: str, device: str) -> None:
     check(CASES[name], SMALL[variation], torch.float32, device, ["triton"], **options_of(name, stash))

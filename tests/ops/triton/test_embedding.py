@@ -132,3 +132,13 @@ def test_a_gradient_is_added_to_what_is_there(words: int, dtype: torch.dtype, de
     table = there.to(device)
     add_look_up_gradient(table, incoming.to(device), ids.to(device))
     assert table.cpu().equal(expected)
+
+
+def test_ids_of_no_word_change_nothing_where_two_bytes_just_do_not_hold_them(device: str) -> None:
+    words = 1 << 15
+    memory = torch.zeros(2 * words + 1, 2, device=device)
+    ids = torch.tensor([1, words, 5, words, 1], device=device)
+    embedding.add_gradient(memory[words:-1], torch.ones(5, 2, device=device), ids, words)
+    changed = memory.nonzero().tolist()
+    assert changed == [[words + row, column] for row in (1, 5) for column in (0, 1)]
+    assert memory[[words + 1, words + 5]].tolist() == [[2.0, 2.0], [1.0, 1.0]]

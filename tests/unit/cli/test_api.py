@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from econmt.errors import InputError
 from econmt.export.lexicon import make_lexicon
 from econmt.export.model_folder import quantize_model
 from econmt.export.runtime import export_runtime
-from tests.conftest import ROOT, run_python
+from tests.conftest import run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import snapshot, write_recipe
 
@@ -66,6 +66,8 @@ def test_translations_are_those_of_the_command_line(
         for row, theirs in zip(expected["attention"], translation.attention.tolist(), strict=True):
             assert row == pytest.approx(theirs, abs=1e-4)
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
+    assert model.translate([]) == []
+    assert all(each.attention is None for each in model.translate(LINES, attention=False))
 
 
 def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model: Path) -> None:
@@ -109,22 +111,46 @@ def test_every_other_option_makes_another_translator(
         assert model.translator({}, **beside, **{name: value}) is changed
 
 
-def test_one_model_serves_many_calls(model: econmt.TrainedModel) -> None:
-    first = [translation.text for translation in model.translate(LINES)]
-    drawn = [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
-    assert drawn == [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
-    assert drawn != first * 3
-    assert [translation.text for translation in model.translate(LINES, batch_size=1, device="cpu")] == first
-    assert model.translate([]) == []
-    assert all(translation.attention is None for translation in model.translate(LINES, attention=False))
+CALLS: list[dict[str, Any]] = [
+    {"nbest_size": 2},
+    {"beam_size": 1, "attention": False},
+    {"avoid": ["D", "C B"]},
+    {"glossary": Glossary({"a": "H"}), "length_penalty_alpha": 0.2},
+    {"sample": 0, "seed": 3, "nbest_size": 2},
+    {"sample": 2, "temperature": 0.5},
+    {"ban_unk": True, "min_output_length": 4, "max_input_length": 2},
+    {"markup": True, "restore_case": True},
+    {"split_sentences": True, "batch_size": 1},
+    {"block_ngram_repeat": 1, "replace_unk": True},
+]
 
 
-def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
-    both = econmt.load([word_model, word_model], [6, 8], device="cpu", precision="float32")
-    found = [translation.score for translation in both.translate(LINES, ensemble_mode="log_linear")]
-    options = ("-m", word_model, "-c", 6, "-c", 8, "--ensemble-mode", "log_linear", "--output-type", "score")
-    ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
-    assert found == pytest.approx([float(line.split("\t")[0]) for line in ended.lines], abs=1e-5)
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_a_call_leaves_nothing_to_the_next(word_model: Path, number: int) -> None:
+    """Each call, before and after another one, gives what it gives with a model of its own."""
+
+    def found(model: Any, call: dict[str, Any]) -> list[list[tuple[Any, ...]]]:
+        with warnings.catch_warnings(record=True):
+            made = model.translate([*LINES, "A B. <b>C</b> h {x}", "HALT AB"], **call)
+        return [[(each.text, each.score, each.tokens) for each in line.hypotheses] for line in made]
+
+    def load() -> Any:
+        return econmt.load(word_model, device="cpu", precision="float32")
+
+    model, other = load(), CALLS[(number + 3) % len(CALLS)]
+    expected = [found(load(), call) for call in (CALLS[number], other, {})]
+    assert [found(model, call) for call in (CALLS[number], other, {})] == expected
+    assert [found(model, call) for call in (CALLS[number], {}, other)] == [expected[at] for at in (0, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("inside", "beside", "avoided"), [(("A",), (), ("A",)), (("A",), ("B",), ("B",)), ((), ("B",), ("B",))]
+)
+def test_phrases_are_avoided_wherever_they_are_given(
+    word_model: Path, inside: tuple[str, ...], beside: tuple[str, ...], avoided: tuple[str, ...]
+) -> None:
+    made = econmt.load(word_model, device="cpu").translator({"avoid": inside}, avoid=beside)
+    assert made.options.avoid == avoided
 
 
 @pytest.mark.parametrize(
@@ -196,23 +222,6 @@ def test_what_cannot_be_used_is_one_clear_line(
     for message, use in cases:
         with pytest.raises(InputError, match=message):
             use()
-
-
-def test_the_examples_of_the_documentation_run(
-    word_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/multi30k").symlink_to(word_model)
-    (tmp_path / "test.en").write_text("a b\nc\n")
-    write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
-    page = (ROOT / "docs/python.md").read_text(encoding="utf-8").replace("3000", "2").replace("* 1000", "* 3")
-    names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        exec(block, names)
-    assert len(names["drawn"][0].hypotheses) == 4
-    assert names["fast"][0].attention is None
-    assert names["outcome"].training.update == 2
 
 
 def test_training_passes_on_how_it_begins(word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

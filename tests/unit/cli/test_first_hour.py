@@ -282,7 +282,12 @@ def test_next_steps_work(call: Call, text: Path, tmp_path: Path, monkeypatch: py
         ran = call(*shlex.split(step)[1:]).succeeded()
     assert "BLEU" in ran.out
     again = call(*command)
-    assert "nothing to do" in again.out
+    (line,) = again.lines
+    assert line.startswith(
+        f"{tmp_path}/a run: finished at update 2 (max_updates 2 reached), best checkpoint "
+    )
+    assert "nothing to do" in line
+    assert again.err.startswith("with this model:\n")
     assert steps[1] in again.err
 
 

@@ -21,70 +21,6 @@ from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("training.optimizer.betas=[0.9]", "betas[1]: missing"),
-        ("training.optimizer.betas=[0.9, 0.9, 0.9]", "at most 2 items"),
-        ("model.encoder.residual=!!bool maybe", "'maybe' is not a valid bool"),
-        ("training.label_smoothing=!!float ''", "'' is not a valid float"),
-        ("training.seed=!!int 1.5", "'1.5' is not a valid int"),
-        ('name="\\U00110000"', "not valid YAML"),
-        ('name="\\ud800"', "U+D800 is not allowed"),
-        ('name="a\\eb"', "U+001B is not allowed"),
-        ('"a\\0": 3', "expected key=value"),
-        ("training.batch.size=100000000000000000000", "must be at most 1000000"),
-        ("training.batch.size=" + "9" * 60, "a whole number of more than 40 digits"),
-        ("training.batch.size=" + "9" * 5000, "a number of 5,000 characters; give at most 100"),
-        ("data.max_length=99999999999999999999", "must be at most 10000"),
-        ("data.subwords.size=99999999999999999999", "must be at most 1000000"),
-        ("training.bucket_width=99999999999999999999", "must be at most 10000"),
-        ("training.max_buckets=99999999999999999999", "must be at most 128"),
-        ("training.max_updates=99999999999999999999", "must be at most 1000000000000"),
-        ("training.threads=100000", "must be at most 1024"),
-        ("decoding.beam_size=100000", "must be at most 1000"),
-        ("decoding.max_output_factor=1e300", "must be at most 100"),
-        ("decoding.length_penalty_alpha=.inf", "a finite number"),
-        ("training.memory_budget=" + "9" * 400 + "GB", "expected a size like 4GiB"),
-        ("data.train=['/']", "a path without the language suffix"),
-        ("data.valid=..", "a path without the language suffix"),
-        ("data.test=corpus/", "a path without the language suffix"),
-        ("data.source=e/n", "cannot contain a slash"),
-        ("data.train=['~nouser/x']", "home folder ~nouser does not exist"),
-        ("name=" + "x" * 5000, "at most 4,096"),
-    ],
-)
-def test_an_override_that_nobody_means(call: Call, override: str, words: str) -> None:
-    refused(call("recipes", "show", "quickstart", override), words)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
-        ("--max-output-factor", "inf", "at most 100"),
-        ("--max-output-factor", "nan", "at most 100"),
-        ("--max-output-factor", "0", "more than 0"),
-        ("--length-penalty-alpha", "inf", "at most 10"),
-        ("--length-penalty-beta", "-1", "at least 0"),
-        ("--temperature", "nan", "more than 0"),
-        ("--checkpoint", "²", "checkpoint '²'"),
-        ("--checkpoint", "9" * 5000, "checkpoint '999"),
-        ("--seed", str(2**64), "--seed"),
-        ("--threads", "100000", "--threads"),
-        ("--beam-size", "100000", "--beam-size"),
-        ("--batch-size", "1" + "0" * 30, "--batch-size"),
-        ("--chunk-size", "1" + "0" * 30, "--chunk-size"),
-        ("--attention-picture", "a.xyz", "unknown image format"),
-        ("--attention-picture", "none/a.png", "no such folder"),
-        ("--output", "", "(after --output) is empty"),
-        ("--output=", "-b", "(--output) is empty"),
-        ("--checkpoint", "\udcff", "'\\xff' is not valid UTF-8"),
-    ],
-)
-def test_a_strange_option(call: Call, word_model: Path, option: str, value: str, words: str) -> None:
-    refused(call("translate", "-m", word_model, option, value, text="a\n"), words)
-
-
 def test_names_in_utf_8_are_not_blamed_for_the_locale(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
     monkeypatch.setattr(os, "fsencode", lambda word: word.encode("ascii", "surrogateescape"))
@@ -120,16 +56,6 @@ def test_copying_a_recipe_to_a_full_disk_blames_the_copy(call: Call) -> None:
     if Path("/dev/full").exists():
         ended = call("recipes", "copy", "multi30k", "/dev/full", "--force")
         refused(ended, "/dev/full: the disk is full")
-
-
-def test_copying_a_recipe_follows_a_link_and_keeps_permissions(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("old")
-    (tmp_path / "mine.yaml").chmod(0o600)
-    (tmp_path / "link.yaml").symlink_to("mine.yaml")
-    assert call("recipes", "copy", "multi30k", tmp_path / "link.yaml", "--force").code == 0
-    assert (tmp_path / "link.yaml").is_symlink()
-    assert (tmp_path / "mine.yaml").read_text().startswith("# ")
-    assert (tmp_path / "mine.yaml").stat().st_mode & 0o777 == 0o600
 
 
 def shell(command: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 import econmt
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.hub import FILES
+from econmt.cli.model_card import card_of
 from econmt.errors import InputError
 from tests.conftest import fails_with
 from tests.unit.cli.conftest import Call
@@ -105,3 +107,15 @@ def test_what_cannot_be_fetched_is_told(call: Call, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InputError, match=r"pip install huggingface_hub, or use a model folder"):
         econmt.load("hf://me/x")
+
+
+def test_a_card_does_not_mix_figures_of_two_checkpoints(word_model: Path, tmp_path: Path) -> None:
+    """The results are those of a best checkpoint of before, on the test text."""
+    copy = ModelFolder(shutil.copytree(word_model, tmp_path / "run"))
+    best = min(metrics(copy), key=lambda row: row["valid_perplexity"])
+    changed = {"best_update": 999, "corpus": "test", "test": "news", "bleu": 77.0}
+    copy.results.write_text(json.dumps(json.loads(copy.results.read_text()) | changed))
+    (tmp_path / "README.md").write_text(card_of(copy, "mit"))
+    (result,) = huggingface_hub.ModelCard.load(tmp_path / "README.md").data.eval_results
+    assert result.dataset_name.endswith("/valid")
+    assert result.metric_value == round(best["bleu"], 2)

@@ -18,6 +18,7 @@ from econmt.checkpoint import folder
 from econmt.cli.info import describe, disk_bytes
 from econmt.errors import InputError
 from econmt.export.model_folder import read_metrics
+from tests.conftest import fails_with
 from tests.golden import assert_golden
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
@@ -62,7 +63,10 @@ def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Pa
 
 
 def test_an_unfinished_run_can_be_resumed(call: Call, copy: Path) -> None:
-    (copy / "results.json").unlink(missing_ok=True)
+    results = json.loads((copy / "results.json").read_text())
+    (copy / "results.json").write_text(json.dumps(results | {"update": 4}))
+    assert json.loads(call("info", copy, "--json").out)["finished"] is False, "its former end was at 4"
+    (copy / "results.json").unlink()
     assert "training has not ended at update 8" in call("info", copy).out
     assert "can be resumed" in " ".join(call("info", copy).out.split())
 
@@ -118,14 +122,11 @@ def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path) -> No
 
 
 def test_metrics_without_an_update_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
     (tmp_path / "metrics.tsv").write_text("bleu\n1.0\n")
     with pytest.raises(InputError, match="not a table of metrics"):
         read_metrics(tmp_path / "metrics.tsv")
     assert read_metrics(tmp_path / "none.tsv") == []
-    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "open", fails_with(PermissionError(13, "Permission denied")))
     with pytest.raises(InputError, match=r"metrics\.tsv: cannot be read: Permission denied"):
         read_metrics(tmp_path / "metrics.tsv")
 
@@ -172,13 +173,6 @@ def test_only_new_or_empty_folders_are_used(call: Call, word_model: Path, tmp_pa
     assert call(*words(verb, word_model, made)).code == 0
 
 
-def test_what_a_killed_command_left_is_removed(call: Call, word_model: Path, tmp_path: Path) -> None:
-    for number in (999999999, os.getppid()):
-        (tmp_path / f".made.{number}.partial").mkdir()
-    assert call("export", word_model, tmp_path / "made").code == 0
-    assert {path.name for path in tmp_path.glob(".made.*")} == {f".made.{os.getppid()}.partial"}
-
-
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_damaged_parameters_are_refused_by_every_command_that_reads_them(
     call: Call, copy: Path, tmp_path: Path, verb: str
@@ -198,6 +192,7 @@ def test_the_mean_of_the_last_checkpoints(call: Call, word_model: Path, tmp_path
     made = tmp_path / "average"
     ended = call("average", "-m", word_model, "-n", 2, "--strategy", "last", "-o", made)
     assert ended.lines == [str(made)]
+    assert (ended.err.count("averag"), "averaged the checkpoints of updates 6, 8" in ended.err) == (1, True)
     found = load_file(made / "params.best.safetensors")
     parts = [load_file(word_model / f"params.{update:05d}.safetensors") for update in (6, 8)]
     assert set(found) == set(parts[0])
@@ -225,7 +220,7 @@ def test_a_lexicon_is_learnt_from_pairs_that_the_model_takes(call: Call, copy: P
     (tmp_path / "text.src").write_text("a b\n\na\na b a\na b a b\n b \n")
     (tmp_path / "text.trg").write_text("B A\nA\n \nA B A\nA\nA B A B\n")
     ended = call("lexicon -m", copy, "-o", tmp_path / "lexicon", "--corpus", tmp_path / "text").succeeded()
-    assert "from 2 pairs" in ended.err
+    assert "learnt the translations of 2 words from 2 pairs" in ended.err
 
 
 def test_the_best_are_those_of_early_stopping(
@@ -276,7 +271,6 @@ def test_what_cannot_be_averaged_is_one_clear_line(
         words.write("extra\n")
     for model, made, message in (
         (lean, new, "no checkpoint with metrics"),
-        (word_model, lean, "exists already"),
         (copy, new, "belongs to another vocabulary"),
     ):
         failure(call("average", "-m", model, "-o", made), message)

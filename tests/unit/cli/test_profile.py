@@ -104,6 +104,7 @@ def test_estimates_without_a_gpu(call: Call, recipe: Path, monkeypatch: pytest.M
     assert only["ledger"]["reserved_bytes"] % (2 << 20) == 0
     assert only["ledger"]["outside_bytes"] == ASSUMED._asdict()
     ended = call("profile", recipe, *BUCKET, "--estimate", "training.device=cuda:1")
+    assert max(map(len, ended.lines)) <= 80
     assert "CUDA's allocator" in ended.out
     assert "no step was run" in ended.out
 
@@ -147,6 +148,7 @@ def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: p
     monkeypatch.setattr("econmt.estimate.fit.fit", fake)
     given = ("profile --fit 1GiB", recipe, "data.max_length=9")
     ended = call(*given, "--compare").succeeded()
+    assert max(map(len, ended.lines)) <= 80
     assert asked == [(9, 9), (8, 8), (4, 4)] * 4
     techniques = read(call(*given, "--compare", "--json"))["fit"]["techniques"]
     assert tuple(techniques) == verb.FITTED

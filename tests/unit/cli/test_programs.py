@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 import econmt
 import econmt_runtime
 from econmt.api import InputError, SavedModel, check_training, commands
-from econmt.api.files import locked_folder, whole_folder
+from econmt.api.files import locked_folder
 from econmt.api.recipes import held_out_text, load_recipe
 from econmt.api.requests import Glossary, Request, constraint_tokens
 from econmt.decoding.search.options import SearchOptions
 from econmt.decoding.translator import Translator
-from econmt.options.search_options import WordLists
 from econmt_runtime.errors import RuntimeInputError
 from tests.unit.training.tiny import write_recipe
 
@@ -68,14 +67,6 @@ def test_terms_of_a_glossary_are_checked() -> None:
     assert Glossary.checked({" a b\t": "C D "}, "glossary").terms == {"a b": "C D"}
     with pytest.raises(InputError, match="glossary: 'a': the translation is blank"):
         Glossary.checked({"a": " "}, "glossary")
-
-
-def test_word_lists_are_read(tmp_path: Path) -> None:
-    assert WordLists().read() == ((), None)
-    (tmp_path / "avoid").write_text("A\n\nB C\n", encoding="utf-8")
-    (tmp_path / "terms").write_text("a = B\n", encoding="utf-8")
-    avoid, glossary = WordLists(tmp_path / "avoid", tmp_path / "terms").read()
-    assert (avoid, glossary.terms) == (("A", "B C"), {"a": "B"})
 
 
 def test_a_translator_divides_lines_by_a_given_function(word_model: Path) -> None:
@@ -145,19 +136,6 @@ def test_the_held_out_text_is_that_of_the_recipe(tmp_path: Path) -> None:
     folder = tmp_path / "run/prepared"
     expected = ("test", "news", folder / "test.source.txt", folder / "test.target.txt")
     assert held_out_text(tested) == expected
-
-
-def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    made = tmp_path / "a/made"
-    with pytest.raises(InputError, match="cannot write"), whole_folder(made) as partial:
-        (partial / "none/file").write_text("x")
-    assert list((tmp_path / "a").iterdir()) == []
-    with whole_folder(made) as partial:
-        (partial / "file").write_text("x")
-        assert not made.exists()
-    assert (made / "file").read_text() == "x"
-    with pytest.raises(InputError, match="cannot create this folder"), whole_folder(made / "file/more"):
-        pass
 
 
 def test_a_folder_is_locked_once(tmp_path: Path) -> None:

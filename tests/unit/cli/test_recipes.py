@@ -230,7 +230,6 @@ HELP = [
     *(["bench", name] for name in ("select", "training")),
     *(["recipes", name] for name in ("list", "copy", "show", "validate")),
 ]
-SMALL = ("data.max_length=9", "training.batch.size=8")
 
 
 def too_long(text: str) -> list[str]:
@@ -266,24 +265,6 @@ def test_help(call: Call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
         assert any(line.strip().startswith(f"econmt {words[0]} ") for line in ended.lines), "no example"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("screen", ["terminal"], indirect=True)
-@pytest.mark.usefixtures("screen")
-def test_tables_of_measurements(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)  # into a pipe benches write CSV
-    recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
-    profiled = ("profile", recipe, *SMALL)
-    for words in (
-        (*profiled, "--compare"),
-        (*profiled, "--estimate", "--device", "cuda"),
-        (*profiled, "--fit", "1MiB", "--bucket", "4x4", "--compare"),
-        ("bench select", recipe, *SMALL, "--seconds", 0.01),
-        ("bench training --length 3 --seconds 0.01 --precision float32", recipe),
-        ("recipes list",),
-    ):
-        check(call(*words))
-
-
 @pytest.mark.usefixtures("screen")
 def test_tables_of_models(
     call: Call, text: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +282,7 @@ def test_tables_of_models(
         ("score", "-m", "model", "-s", source, "-t", target, "-o", "scores"),
         ("average", "-m", "model", "-n", 2, "-o", "averaged"),
         ("export", "model", "exported"),
+        ("recipes", "list"),
     ):
         ended = call(*words)
         check(ended)
@@ -335,7 +317,8 @@ def test_options_of_training_reach_those_whom_they_concern(
     ):
         monkeypatch.setattr(f"econmt.{name}", fake)
     monkeypatch.setattr("econmt.errors.quiet", False)  # which -q changes
-    train = "-q train --overwrite-output --verify", word_model / "recipe.yaml", f"output={tmp_path / 'run'}"
+    recipe = word_model / "recipe.yaml", f"output={tmp_path / 'run'}"
+    train = "-q train --overwrite-output --verify", *recipe
     assert call(*train, "--processes", 2, "--dry-run").code == 0
     assert call(*train, "--processes", 1, "--max-restarts", 2).code == 7
     environment = RankEnvironment(0, 1, 0, 1, restarts)
@@ -343,6 +326,8 @@ def test_options_of_training_reach_those_whom_they_concern(
     call(*train).succeeded()
     assert (planned, launched) == ([2], [("-q", 1, 2)])
     assert [(each["overwrite_output"], each["verify"]) for each in given] == [(restarts == 0, True)]
+    call("train --resume-with-changes", *recipe).succeeded()
+    assert [each["resume_with_changes"] for each in given] == [False, True]
 
 
 def test_talk_is_broken_on_a_terminal_and_whole_in_a_pipe(

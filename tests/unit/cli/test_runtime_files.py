@@ -20,9 +20,12 @@ import econmt_runtime
 from econmt.errors import InputError
 from econmt.export import runtime
 from econmt.export.runtime import export_runtime
+from econmt_ops.backends import c as native
+from econmt_ops.backends.c import platforms
 from econmt_runtime import RuntimeInputError, archive, files
 from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import LINES, write_random_lexicon
 from tests.unit.cli.test_runtime_folders import model as model
 from tests.unit.cli.test_runtime_folders import refusal, run
@@ -65,6 +68,44 @@ def test_a_file_translates_as_its_folder(model: Path, call: Call, tmp_path: Path
     assert list(temporary.iterdir()) == []
 
 
+def test_a_file_takes_the_library_of_its_system(
+    model: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_library(folder: Path, name: str) -> None:
+        library = native.library_path() if name == platforms.HERE else None
+        (folder / f"_kernels.{name}.so").write_bytes(library.read_bytes() if library else b"other")
+
+    monkeypatch.setattr(platforms, "compile_library", compile_library)
+    code = (
+        "import sys; sys.modules['econmt_ops'] = None  # whose library would do, too\n"
+        "import econmt_runtime as e; print(len(e.load(sys.path[1]).translate(['a b'])))"
+    )
+    other = next(name for name in platforms.PLATFORMS if name != platforms.HERE)
+    for systems, told in (
+        (other, f"again with --platforms {platforms.HERE}"),
+        (f"{other},{platforms.HERE}", ""),
+    ):
+        file = tmp_path / f"{len(systems)}.pyz"
+        call("export", "--runtime", model, file, "--platforms", systems)
+        with zipfile.ZipFile(file) as members:
+            held = {member for member in members.namelist() if "_kernels" in member}
+        assert held == {f"econmt_runtime/_kernels.{system}.so" for system in systems.split(",")}
+        done = run_python("-c", code, env={"PYTHONPATH": str(file)}, check=False)
+        assert done.stdout == ("" if told else "1\n")
+        assert told in done.stderr
+    refused(
+        call("export --runtime --platforms beos", model, tmp_path / "new"), "--platforms beos: none of linux"
+    )
+
+
+@pytest.mark.slow
+def test_the_library_of_zig_translates_alike(model: Path, whole: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    made = export_runtime(model, tmp_path / "zig", systems=[platforms.HERE])
+    found = run(made, "--score", text=TEXT)
+    assert (found.stdout, found.stderr) == (run(whole, "--score", text=TEXT).stdout, b"")
+
+
 def test_whoever_may_read_a_file_may_run_it(model: Path, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -96,18 +137,6 @@ def test_a_file_is_a_program(whole: Path, temporary: Path) -> None:
     del environment["PYTHONPATH"]
     done = subprocess.run([whole], input=TEXT, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, run(whole, text=TEXT).stdout, b"")
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_file_on_the_path_translates(whole: Path, tmp_path: Path, temporary: Path) -> None:
-    code = (
-        "import sys; sys.modules['econmt_ops'] = None  # whose library would do, too\n"
-        "import econmt_runtime as e; print(e.__file__, e.load('../whole.pyz').translate(['a b'])[0].text)"
-    )
-    (whole.parent / "below").mkdir(exist_ok=True)
-    done = run_python("-c", code, env={"PYTHONPATH": str(whole)}, cwd=whole.parent / "below", check=False)
-    expected = f"{whole}/econmt_runtime/__init__.py {run(whole, text=b'a b').stdout.decode()}"
-    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
     assert list(temporary.iterdir()) == []
 
 

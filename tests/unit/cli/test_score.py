@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import subprocess
@@ -17,6 +18,12 @@ from econmt.evaluation.metrics import Comparison, Significance
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
+
+
+@pytest.fixture(autouse=True)
+def _two_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", 2)
+
 
 SOURCES = ["a b c", "d", "h g f e d c", "b b", "a h"]
 
@@ -131,22 +138,31 @@ TEXT = "a b c\nd\n\nh g f e d\n"
 
 
 @pytest.fixture
-def lists(call: Call, word_model: Path, tmp_path: Path) -> Path:
-    found = call("translate", "-m", word_model, "--nbest-size", 3, "--beam-size", 3, text=TEXT)
+def lists(call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lists of a text, of which two are scored at a time."""
+    monkeypatch.setattr("econmt.cli.rerank.LISTS_AT_ONCE", 2)
+    options = "translate --nbest-size 3 --beam-size 3 --chunk-size 3 -m"
+    found = call(options, word_model, text=TEXT)
     path = tmp_path / "lists"
     path.write_text(found.out)
     (tmp_path / "source").write_text(TEXT)
     return path
 
 
-def test_a_reference_finds_the_nearest(call: Call, lists: Path, tmp_path: Path) -> None:
+def test_a_reference_finds_the_nearest(
+    call: Call, lists: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [read_candidate(line, "x") for line in lists.read_text().splitlines()]
     wanted = [[row.text for row in rows if row.number == number][-1] for number in range(4)]
     reference = tmp_path / "reference.trg"
     reference.write_text("".join(text + "\n" for text in wanted))
     found = call("rerank", "-i", lists, "-r", reference, "--metric", "chrf")
     assert (found.code, found.lines) == (0, wanted)
-    whole = call("rerank", "-r", reference, "--nbest", text=lists.read_text())
+    monkeypatch.setattr("econmt.evaluation.metrics._is_installed", lambda _: False)
+    packed = tmp_path / "reference.ko.gz"
+    packed.write_bytes(gzip.compress(reference.read_bytes()))
+    whole = call("rerank --metric bleu --nbest -r", packed, text=lists.read_text())
+    assert "pip install 'sacrebleu[ko]'" in whole.err
     assert sorted(read_candidate(line, "x").text for line in whole.lines) == sorted(row.text for row in rows)
 
 
@@ -248,6 +264,9 @@ def test_the_language_chooses_the_tokenizer(call: Call, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("一只狗在草地跑。\n", encoding="utf-8")
     given = ("evaluate", "-r", tmp_path / "test.zh", "-i", tmp_path / "out", "--metrics", "bleu")
     assert "|tok:zh|" in call(*given).out
+    (tmp_path / "test.zh.gz").write_bytes(gzip.compress((tmp_path / "test.zh").read_bytes()))
+    packed = call("evaluate", "-r", tmp_path / "test.zh.gz", "-i", tmp_path / "out", "--metrics", "bleu")
+    assert packed.out == call(*given).out
     assert "|tok:char|" in call(*given, "-l", "th").out
     assert "|tok:13a|" in call(*given, "--tokenize", "13a").out
 

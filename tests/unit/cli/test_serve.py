@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
-import json
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from econmt_serve.server import Server
 from tests.conftest import PATIENCE, ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
+from tests.unit.serving.conftest import Client
 from tests.unit.serving.conftest import folder as folder
 
 
@@ -113,7 +112,11 @@ def test_who_may_ask_is_told_by_the_address_not_its_name(
 def test_its_last_line_tells_what_it_refused(
     call: Call, folder: Path, count: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Server, "run", lambda server, _: setattr(server._service, "refused", count))
+    def run(server: Server, _: socket.socket) -> commands.Interrupts:
+        server._service.refused = count
+        return commands.Interrupts()
+
+    monkeypatch.setattr(Server, "run", run)
     ended = call("serve --port 0 -m", folder)
     assert (ended.code, ended.err.splitlines()[-1]) == (0, f"econmt: stopped; {said}")
 
@@ -132,30 +135,15 @@ def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Sign
         if found is None:
             process.kill()  # or leaving this block would wait for it
         assert found is not None, line
-        answers: list[tuple[int, str]] = []
-
-        def ask() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
-            body = json.dumps({"q": "a b c\nd e"})
-            connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
-            asked.set()
-            response = connection.getresponse()
-            answers.append((response.status, json.loads(response.read())["translatedText"]))
-            connection.close()
-
-        # The wait of a second keeps what is asked from being answered before the signal comes.
-        asked = threading.Event()
-        client = threading.Thread(target=ask)
-        client.start()
-        assert asked.wait(PATIENCE)
-        waiting = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
-        waiting.request("GET", "/health")
-        assert waiting.getresponse().status == 200
-        waiting.close()
-        process.send_signal(number)
-        client.join(PATIENCE)
+        client = Client(int(found[1]), None, [])
+        with ThreadPoolExecutor(1) as clients:
+            asked = clients.submit(client.post, "/translate", q="a b c\nd e")
+            # The wait of a second keeps what is asked from being answered before the signal comes.
+            while not asked.done() and b"econmt_waiting_sentences 2.0" not in client.get("/metrics").content:
+                pass
+            process.send_signal(number)
+            answer = asked.result(PATIENCE)
         rest = process.stderr.read()
-    assert [status for status, _ in answers] == [200]
-    assert answers[0][1].count("\n") == 1
+    assert (answer.status, answer.json["translatedText"].count("\n")) == (200, 1)
     assert process.returncode == code
     assert rest == "econmt: stopped; all requests are answered\n"

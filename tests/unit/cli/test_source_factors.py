@@ -97,7 +97,7 @@ def test_from_python(model: Path) -> None:
         with pytest.raises(InputError, match=problem):
             loaded.translate([word, wordless._replace(factors=factors)])
     scorer = Scorer(loaded.models, loaded.vocabularies)
-    (scored,) = scorer.score_ids(["a"], [upper.hypotheses[0].ids], factors=[["u"]])
+    (scored,) = loaded.score([econmt.Request("a", factors=["u"])], [upper.text])
     assert scored.log_probability == pytest.approx(upper.log_probability, abs=1e-4)
     with pytest.raises(InputError, match="pair 1: 0 streams of source factors, but the model has 1"):
         scorer.score_ids(["a"], [[5]])

@@ -10,36 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from econmt.checkpoint.checkpoints import load_model
-from econmt.decoding.search.beam import SearchOptions
-from econmt.decoding.translator import Translator
-from econmt.model import IncrementalModel
 from tests.conftest import PATIENCE, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
 
 INPUT = "a b c\n\nd\n  \nh g f e d\n"
-
-
-def test_it_is_the_translator_with_the_recipes_search(call: Call, word_model: Path) -> None:
-    loaded = load_model(word_model)
-    translator = Translator(
-        [IncrementalModel(loaded.model)],
-        loaded.vocabularies,
-        SearchOptions.from_recipe(loaded.recipe.decoding),
-    )
-    expected = [translation.text for translation in translator.translate(INPUT.splitlines())]
-    assert call("translate", "-m", word_model, text=INPUT).lines == expected
-
-
-@pytest.mark.parametrize(
-    "options", [["--chunk-size", "1"], ["--chunk-size", "2"], ["--batch-size", "1"], ["--threads", "1"]]
-)
-def test_batches_do_not_matter(call: Call, word_model: Path, options: list[str]) -> None:
-    expected = call("translate", "-m", word_model, "--output-type", "score", text=INPUT).lines
-    found = call("translate", "-m", word_model, "--output-type", "score", *options, text=INPUT).lines
-    for one, other in zip(expected, found, strict=True):
-        assert one.split("\t")[1] == other.split("\t")[1]
-        assert float(one.split("\t")[0]) == pytest.approx(float(other.split("\t")[0]), abs=1e-5)
 
 
 def test_files_in_and_out(call: Call, word_model: Path, tmp_path: Path) -> None:
@@ -145,14 +119,6 @@ def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Pa
         process.wait(timeout=PATIENCE)
     assert "Traceback" not in talk
     assert "error" not in talk
-
-
-@pytest.mark.slow
-def test_a_word_of_a_megabyte_is_not_even_cut_into_tokens(call: Call, subword_model: Path) -> None:
-    ended = call("translate --max-input-length 3 -m", subword_model, text="a" * 1_000_000 + "\na b\n")
-    assert ended.code == 0
-    assert len(ended.lines) == 2
-    assert "standard input:1: 1,000,000 characters, more than a source of 3 tokens may have" in ended.err
 
 
 def test_a_pipe_of_a_shell_is_read(call: Call, word_model: Path) -> None:

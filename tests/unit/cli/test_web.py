@@ -13,43 +13,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sentencepiece
 
 import econmt_runtime
+from econmt.data.text.glossary import Glossary
 from econmt.export.runtime import export_runtime
 from econmt_runtime.text import Subwords
 from tests.conftest import ROOT
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
-from tests.unit.cli.test_runtime import LINES, VARIANTS, random_model, write_random_lexicon
+from tests.unit.cli.test_runtime import LINES, VARIANTS, exact, random_model, write_random_lexicon
 from tests.unit.serving.test_page import CHROMIUM, MISSING, expect, sync_api
 from tests.unit.serving.test_page import browser as browser
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 WEB = ROOT / "runtime/econmt_runtime/web"
-TRANSLATE = """async ([texts, options]) => {
-  const model = await (await import("./econmt.js")).load("./");
-  const short = (all) => all.map(({ text, score, nbest }) => [text, score, nbest.length]);
-  const found = [];
-  for (const lines of texts) {
-    const signal = lines.length > 1000 ? AbortSignal.timeout(50) : undefined;
-    found.push(await model.translate(lines, { signal, ...options }).then(short, (error) => error.message));
-  }
-  return found;
-}"""
-SUBWORDS = """async (data) => {
-  const text = (await (await fetch("worker.js")).text()).replace(/work\\(\\);\\s*$/, `onmessage = ({ data: [model, lines] }) => {
-    const words = new Subwords(Uint8Array.from(model));
-    const ids = lines.map((line) => words.encode(line.normalize("NFC").replace(AROUND, "")));
-    postMessage(ids.map((each) => [each, words.decode(each)]));
-  };`);
-  const worker = new Worker(URL.createObjectURL(new Blob([text])));
-  worker.postMessage(data);
-  return await new Promise((resolve, reject) => Object.assign(worker, { onmessage: (event) => resolve(event.data), onerror: reject }));
-}"""
+SCRIPTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+TRANSLATE, SUBWORDS = (f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords"))
 
 
 @contextmanager
@@ -75,10 +57,10 @@ def page(browser: sync_api.Browser) -> Iterator[sync_api.Page]:
 @in_browser
 @pytest.mark.slow
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("precision", ["int8", "float32"])
+@pytest.mark.parametrize(("precision", "most"), [("int8", 0.0), ("float32", 1e-4)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_translations_are_those_of_the_runtime(
-    subword_model: Path, tmp_path: Path, page: sync_api.Page, use: Any, variant: str, precision: str
+    subword_model: Path, tmp_path: Path, page: sync_api.Page, variant: str, precision: str, most: float
 ) -> None:
     folder = random_model(subword_model, tmp_path / "model", variant, {"beam_size": 4})
     write_random_lexicon(tmp_path / "lexicon", folder)
@@ -88,12 +70,26 @@ def test_translations_are_those_of_the_runtime(
         page.goto(f"{home}model.json")
         for options in ({}, {"shortlist": 0}, {"shortlist": 3}):
             translator = econmt_runtime.load(tmp_path / "runtime", nbest_size=2, **options)
-            use(0)  # browsers have no instruction that multiplies and adds with one rounding
             expected = translator.translate(LINES)
             (found,) = page.evaluate(TRANSLATE, [[LINES], {"nbest": 2, **options}])
             assert [each[::2] for each in found] == [[each.text, len(each.nbest)] for each in expected]
             scores = [each.score for each in expected]
-            assert [each[1] for each in found] == pytest.approx(scores, abs=1e-4, rel=0)
+            assert [each[1] for each in found] == pytest.approx(scores, abs=most, rel=0)
+
+
+@in_browser
+@pytest.mark.slow
+def test_glossaries_act_as_in_econmt(subword_model: Path, tmp_path: Path, page: sync_api.Page) -> None:
+    folder = random_model(subword_model, tmp_path / "model", "gru-deep", {"beam_size": 3})
+    lines, terms = [*LINES, "A a b a b", "h", "3"], {"a b": "c d", "h": "d d e", "a": "h", "3": "b"}
+    with served(export_runtime(folder, tmp_path / "web", web=True)) as home:
+        page.goto(f"{home}model.json")
+        expected = exact(folder).translate(lines, nbest_size=2, glossary=Glossary(terms))
+        (found,) = page.evaluate(TRANSLATE, [[lines], {"nbest": 2, "glossary": [*terms.items()]}])
+        assert [each[::2] for each in found] == [[each.text, len(each.hypotheses)] for each in expected]
+        assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+        for wrong, told in {"a=b\na\tc": "a has another", "a=𐿾": "cannot write"}.items():
+            assert told in page.evaluate(TRANSLATE, [[["a"]], {"glossary": wrong}])[0]
 
 
 @in_browser
@@ -140,6 +136,13 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
     with served(folder) as home:
         page.goto(home)
         expected = translation()
+        page.locator("#wishes").evaluate("(details) => (details.open = true)")
+        for glossary, told in ("h = a a a\nh", "Line 2: write a term"), ("h = a a a", ""):
+            page.locator("#glossary").fill(glossary)
+            expect(page.locator("#glossary-wrong")).to_contain_text(told)
+        expect(page.locator("#target")).to_contain_text("a a a")
+        page.locator("#glossary").fill("")
+        expect(page.locator("#target")).to_have_text(expected, use_inner_text=True)
         page.locator(".sentence").first.press("Enter")
         expect(page.locator("#others li").first).to_be_visible()
         page.evaluate("navigator.serviceWorker.ready.then(() => null)")

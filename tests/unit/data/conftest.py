@@ -91,11 +91,6 @@ def store_of(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
     return write_store(folder, pairs)
 
 
-@pytest.fixture
-def make_store() -> Callable[[Path, Sequence[tuple[int, int]]], TokenStore]:
-    return store_of
-
-
 def random_lengths(count: int) -> list[tuple[int, int]]:
     """The same ones each time, from 1 to 20."""
     return [(int(s), int(t)) for s, t in np.random.default_rng(3).integers(1, 21, (count, 2))]

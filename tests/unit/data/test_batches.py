@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from econmt.config.recipe import BatchSize, Recipe
-from econmt.data.batching.batches import Batch, BatchIterator, training_batches, valid_batches
+from econmt.data.batching.batches import Batch, BatchIterator, valid_batches
 from econmt.data.batching.bpe_dropout import BpeDropout
 from econmt.data.batching.bucket_shapes import Derived
 from econmt.data.batching.pair_flops import PairFlops
@@ -167,23 +167,18 @@ def test_short_and_long_batches_are_mixed_anew_in_each_epoch(store: TokenStore) 
     assert orders[0] != orders[1]
 
 
-def test_a_share_may_have_more_rows_than_it_needs(store: TokenStore) -> None:
-    batch = next(iterator(store))
-    parts = [batch.share(rank, 2, 3) for rank in range(2)]
-    indices = batch.indices.tolist()
-    assert [part.indices.tolist() for part in parts] == [indices[:3], [*indices[3:], -1, -1]]
-    assert batch.share(0, 1) is batch
-
-
 def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path) -> None:
     batch = next(iterator(store_of(tmp_path, [(3, 4)]))).share(1, 2)
     assert batch.indices.tolist() == [-1]
-    assert (batch.target_tokens, batch.source_tokens) == (0, 0)
+    for part in (batch, *batch.split(1), batch.first(1)):
+        assert (part.source_tokens, part.target_tokens) == (0, 0)
     assert batch.target_lengths.tolist() == [0]
     assert (batch.target_output == PAD).all()
     assert batch.source_lengths.tolist() == [1]
     trimmed = batch.trimmed()
     assert (trimmed.source.shape, trimmed.target_output.shape) == ((1, 1), (1, 1))
+    three = next(iterator(store_of(tmp_path, [(3, 2)] * 3))).share(1, 2)
+    assert [(part.source_tokens, part.target_tokens) for part in three.split(1)] == [(4, 3), (0, 0)]
 
 
 @pytest.mark.parametrize(("size", "rule", "rows"), [(8, 4, {8: 15}), (7, DERIVED, {7: 17, 1: 1})], ids=str)
@@ -212,12 +207,16 @@ def test_many_derived_shapes_hold_all_pairs_in_full_batches(tmp_path: Path, batc
         assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
 
 
-def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore) -> None:
+def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Path) -> None:
     def volume(batch: Batch) -> int:
         return batch.source.numel() * batch.target_output.shape[1]
 
-    for size in (SENTENCES, WORDS):
-        stream = iterator(store, size)
+    (tmp_path / "oblong").mkdir()
+    oblong = store_of(
+        tmp_path / "oblong", [(30, 2)] * 8 + [(10, 10)] * 8
+    )  # the longer ones make the smaller batch
+    for size, pairs in ((SENTENCES, store), (WORDS, store), (SENTENCES, oblong)):
+        stream = iterator(pairs, size)
         assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))
         assert stream.state_dict()["position"] == 0
 
@@ -294,15 +293,6 @@ class TestDropout:
         assert tokens[0] != tokens[1]
         assert min(tokens) > int(prepared.train.source_lengths.sum()) + 200
 
-    @pytest.mark.parametrize("dropout", [0.0, 0.3])
-    def test_it_is_that_of_the_recipe(
-        self, prepared: PreparedData, make_recipe: Callable[..., Recipe], dropout: float
-    ) -> None:
-        recipe = make_recipe(subwords={"type": "bpe", "size": 60, "dropout": dropout}, max_length=40)
-        tokens = sum(batch.source_tokens for batch in epoch_of(training_batches(recipe, prepared)))
-        stored = int(prepared.train.source_lengths.sum()) + len(prepared.train)
-        assert (tokens > stored) == (dropout > 0.0)
-
     def test_lengths_keep_their_limits(self, prepared: PreparedData) -> None:
         stream = self.stream(prepared, BatchSize(type="word", size=120))
         worst = stream.worst_batch()
@@ -361,16 +351,6 @@ def test_split_gives_the_fewest_even_parts_of_the_same_rows(tmp_path: Path) -> N
     assert first.source.shape[1] == batch.source.shape[1]
     assert first.target_tokens == int(batch.target_lengths[:4].sum())
     assert same(batch.first(11), batch.first(99))
-
-
-def test_a_row_that_stands_in_has_no_tokens_after_a_split(tmp_path: Path) -> None:
-    (whole,) = epoch_of(iterator(store_of(tmp_path, [(3, 3)])))
-    batch = whole.share(1, 2)
-    for part in (*batch.split(1), batch.first(1)):
-        assert (part.source_tokens, part.target_tokens) == (0, 0)
-    (three,) = epoch_of(iterator(store_of(tmp_path, [(3, 2)] * 3)))
-    found = [(part.source_tokens, part.target_tokens) for part in three.share(1, 2).split(1)]
-    assert found == [(4, 3), (0, 0)]
 
 
 @pytest.mark.parametrize("size", [SENTENCES, WORDS])

@@ -73,20 +73,6 @@ def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: i
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), works, st.integers(1, 3))
-def test_where_both_sides_are_as_long_no_shapes_at_all_cost_less(
-    lengths: list[int], work: PairFlops, most: int
-) -> None:
-    counts = np.diag(np.bincount(lengths)).astype(np.int64)
-    found = [tuple(shape) for shape in nested_shapes(counts, Derived(most, work)).tolist()]
-    least = min(cost_of(counts, list(some), work) for some in itertools.combinations(cells_of(counts), 1))
-    for number in range(1, most + 1):
-        for some in itertools.combinations([(n, n) for n in range(1, len(counts))], number):
-            least = min(least, cost_of(counts, list(some), work))
-    assert cost_of(counts, found, work) == least
-
-
-@settings(max_examples=40)
 @given(histograms(longest=12), works, st.integers(1, 6))
 def test_never_more_work_than_fixed_buckets_of_as_many_shapes(
     counts: np.ndarray, work: PairFlops, width: int
@@ -151,14 +137,6 @@ def test_lengths_that_have_nothing_to_do_with_each_other_get_a_grid() -> None:
     work = PairFlops(1, 1, 0)
     assert derive_shapes(counts, Derived(4, work)).tolist() == [[5, 5], [10, 5], [5, 10], [10, 10]]
     assert padded_work(counts, nested_shapes(counts, Derived(4, work)), work) > 7 * (10 + 15 + 15 + 20)
-
-
-def test_more_shapes_never_cost_more() -> None:
-    draw = np.random.default_rng(4)
-    source = draw.integers(1, 40, 5000)
-    counts, work = counted(source, np.clip(source + draw.integers(-4, 5, 5000), 1, 40)), PairFlops(2, 9, 1)
-    costs = [padded_work(counts, derive_shapes(counts, Derived(most, work)), work) for most in range(1, 14)]
-    assert all(before > after for before, after in itertools.pairwise(costs))
 
 
 def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from econmt.data.batching import buckets as module
 from econmt.data.batching import padding
 from econmt.data.batching.batches import BatchIterator
 from econmt.data.batching.bucket_shapes import Derived
-from econmt.data.batching.buckets import Buckets, assign_buckets, bucket_table, count_lengths, round_up
+from econmt.data.batching.buckets import Buckets, assign_buckets, bucket_table, count_lengths
 from econmt.data.batching.epochs import EpochTable, plan_epoch
 from econmt.data.batching.pair_flops import PairFlops
 from tests.unit.data.conftest import random_lengths, store_of
@@ -70,10 +70,6 @@ def test_pages_are_given_back_after_each_block(monkeypatch: pytest.MonkeyPatch) 
     assert len(calls) == 6
 
 
-def test_rounding() -> None:
-    assert round_up(np.array([1, 8, 9, 0]), 8).tolist() == [8, 8, 16, 0]
-
-
 def test_table_counts_real_and_padded_positions() -> None:
     table = bucket_table(count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)])), 4)
     assert [tuple(row) for row in table] == [
@@ -109,12 +105,6 @@ def test_pairs_of_a_derived_bucket_stand_in_the_order_of_their_lengths() -> None
     ordered = [(1, 1), (1, 1), (2, 1), (3, 1), (3, 2), (2, 2), (1, 2)]
     assert [pairs[index] for index in found.order.tolist()] == ordered
     assert found.alike.tolist() == [2, 1, 1, 1, 1, 1]
-
-
-def test_table_of_derived_buckets_has_a_row_each() -> None:
-    counts = count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)]))
-    table = bucket_table(counts, Derived(2, PairFlops(1, 1, 0)))
-    assert [tuple(row) for row in table] == [(4, 4, 4, 2, 8 + 5, 16), (7, 10, 10, 2, 13 + 13, 34)]
 
 
 def test_more_pairs_of_lengths_than_16_bits_count_are_told_apart() -> None:
@@ -208,12 +198,6 @@ def test_what_remains_goes_to_the_next_bucket_with_room() -> None:
 
 WORK = PairFlops(2, 5, 1)
 SIZES = [BatchSize(type="sentence", size=7), BatchSize(type="word", size=60)]
-
-
-def test_of_one_batch() -> None:
-    found = padding.measure_padding([padding.PlannedBatch(np.array([1, 3]), np.array([2, 1]), (4, 4))], WORK)
-    real = (2 + 10 + 2) + (6 + 5 + 3)
-    assert found == (1, 2 * (8 + 20 + 16) / real, 2 * (6 + 10 + 6) / real, 1)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -6,9 +6,12 @@ import errno
 import itertools
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ from hypothesis import strategies as st
 from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
 from econmt.data.files import sync_folder, whole_file, whole_folder, write_atomically, writing
 from econmt.errors import InputError
-from tests.unit.data.conftest import write_store
+from tests.unit.data.conftest import store_of, write_store
 
 
 def test_a_file_appears_when_it_is_complete_and_keeps_its_permissions(tmp_path: Path) -> None:
@@ -51,20 +54,13 @@ def test_an_interruption_leaves_the_old_file_or_folder_alone(tmp_path: Path) -> 
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-def test_a_folder_replaces_the_one_before_and_what_killed_processes_left(tmp_path: Path) -> None:
-    for name in ("folder", ".folder.4194305.partial", ".other.4194305.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "old").write_bytes(b"")
-    with whole_folder(tmp_path / "folder") as partial:
-        (partial / "new").write_bytes(b"")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.4194305.partial", "folder"]
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
-    strange = {f".folder.{number}.partial" for number in ("²", "٣", "9" * 200)}
+def test_what_killed_processes_left_goes_and_what_looks_like_it_stays(tmp_path: Path) -> None:
+    strange = {".other.4194305.partial", *(f".folder.{number}.partial" for number in ("²", "٣", "9" * 200))}
     for name in strange | {f".folder.{'9' * 15}.partial"}:
         (tmp_path / name).mkdir()
-    with whole_folder(tmp_path / "folder") as partial:
-        (partial / "newer").write_bytes(b"")
-    assert {path.name for path in tmp_path.iterdir()} == {*strange, ".other.4194305.partial", "folder"}
+    with whole_folder(tmp_path / "folder"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {*strange, "folder"}
 
 
 def test_what_a_running_process_fills_stays(tmp_path: Path) -> None:
@@ -76,23 +72,78 @@ def test_what_a_running_process_fills_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "folder"])
 
 
-def test_a_folder_that_cannot_be_renamed_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+WRITING_CALLS = [(Path, name) for name in ("mkdir", "rename", "replace", "unlink", "open")]
+WRITING_CALLS += [(os, "fsync"), (os, "open"), (shutil, "rmtree")]
+
+
+def write_new(path: Path) -> None:
+    """Replaces a folder or file, whose content is called old."""
+    if path.name == "file":
+        write_atomically(path, b"new")
+        return
+    with whole_folder(path) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "new").write_bytes(b"")
+
+
+def read_back(path: Path) -> list[str]:
+    if path.name == "file":
+        return [path.read_text()]
+    return sorted(each.name for each in path.rglob("*") if each.is_file())
+
+
+@pytest.mark.parametrize("name", ["file", "folder"])
+@pytest.mark.parametrize("faults", [1, 99])
+def test_a_failing_call_leaves_the_old_or_the_new_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, faults: int
 ) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "old").write_bytes(b"")
-    rename = Path.rename
+    """Each call fails in turn, alone or with all that follow; what is there then is replaced as if nothing had been."""
+    calls, failing = 0, range(0)
 
-    def fails(path: Path, target: Path) -> Path:
-        if path.name.endswith(".partial"):
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(path, target)
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls - 1 in failing:
+                raise OSError(errno.EIO, "Input/output error")
+            return call(*arguments, **named)
 
-    monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(InputError, match="Input/output error"), whole_folder(tmp_path / "folder") as partial:
-        (partial / "new").write_bytes(b"")
-    names = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
-    assert names == ["folder", "folder/old"]
+        return run
+
+    with monkeypatch.context() as patch:
+        for owner, call in WRITING_CALLS:
+            patch.setattr(owner, call, counted(getattr(owner, call)))
+        path, at, told = tmp_path / "0" / name, 0, 0
+        while calls >= at:
+            failing, path = range(0), tmp_path / str(at) / name
+            path.parent.mkdir()
+            if name == "file":
+                path.write_bytes(b"old")
+                path.chmod(0o640)
+            else:
+                path.mkdir()
+                (path / "old").write_bytes(b"")
+            calls, failing = 0, range(at, at + faults)
+            with suppress(InputError):
+                write_new(path)
+                told -= 1
+            told, at, failing = told + 1, at + 1, range(0)
+            if path.exists():
+                assert read_back(path) in (["old"], ["new"])
+            else:  # the folder could not be put back, either
+                (aside,) = path.parent.glob(".folder.*.old")
+                assert faults > 1
+                assert read_back(aside) == ["old"]
+                aside.rename(path)
+            if faults == 1:
+                assert not [*path.parent.glob(".*.partial")]
+            for leftover in path.parent.glob(".*"):  # of a process that has ended
+                leftover.rename(leftover.with_name(leftover.name.replace(f".{os.getpid()}.", ".4194305.")))
+            write_new(path)
+            assert read_back(path) == ["new"]
+            assert [each.name for each in path.parent.iterdir()] == [name]
+            assert name == "folder" or path.stat().st_mode & 0o777 == 0o640
+        assert told > 3
 
 
 def test_a_folder_that_cannot_be_synced_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +189,6 @@ def test_a_file_is_written_with_its_folder(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*"))) == 3
 
 
-MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 ids = st.lists(st.integers(0, 70_000), max_size=6)
 
 
@@ -202,8 +252,8 @@ def test_location_names_file_and_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train.tokens", "train.index", "train.lines"])
 @pytest.mark.parametrize("damage", ["missing", "short", "long"])
-def test_damaged_files(tmp_path: Path, make_store: MakeStore, name: str, damage: str) -> None:
-    make_store(tmp_path, [(3, 4), (5, 6)])
+def test_damaged_files(tmp_path: Path, name: str, damage: str) -> None:
+    store_of(tmp_path, [(3, 4), (5, 6)])
     description = {"pairs": 2, "tokens": 18, "type": "<u4", "files": [["a", "b", 0]], "corpora": [0]}
     TokenStore(tmp_path, "train", description)
     file = tmp_path / name
@@ -215,8 +265,8 @@ def test_damaged_files(tmp_path: Path, make_store: MakeStore, name: str, damage:
         TokenStore(tmp_path, "train", description)
 
 
-def test_cut_short_while_in_use(tmp_path: Path, make_store: MakeStore) -> None:
-    store = make_store(tmp_path, [(3, 4), (5, 6)])
+def test_cut_short_while_in_use(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [(3, 4), (5, 6)])
     with (tmp_path / "train.tokens").open("r+b") as stream:
         stream.truncate(40)
     assert store.pair(0)[0].tolist() == [1000, 1001, 1002]
@@ -224,15 +274,8 @@ def test_cut_short_while_in_use(tmp_path: Path, make_store: MakeStore) -> None:
         store.pair(1)
 
 
-def test_lengths_survive_giving_pages_back(tmp_path: Path, make_store: MakeStore) -> None:
-    store = make_store(tmp_path, [(3, 4), (5, 6)])
+def test_lengths_survive_giving_pages_back(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [(3, 4), (5, 6)])
     lengths = store.source_lengths
     store.release()
     assert lengths.tolist() == [3, 5]
-
-
-def test_a_killed_process_leaves_no_part_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / ".file.4194305.partial").write_bytes(b"a")
-    with whole_file(tmp_path / "file") as stream:
-        stream.write(b"new")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -20,6 +20,11 @@ from econmt.errors import InputError
 HEAD = '<?xml version="1.0" encoding="{}"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
 
 
+@pytest.fixture(autouse=True)
+def _two_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.data.text.parquet._ROWS", 2)
+
+
 def unit(**sides: str) -> str:
     variants = "".join(
         f'<tuv xml:lang="{language.replace("_", "-")}"><prop type="x">no text</prop><seg>{text}</seg></tuv>'
@@ -35,8 +40,12 @@ def memory(path: Path, *units: str, encoding: str = "utf-8", head: str = HEAD) -
     return Corpus(path, None, ("en", "de"))
 
 
+@pytest.mark.parametrize("block", [3, 1 << 16])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "iso-8859-1"])
-def test_units_become_pairs(tmp_path: Path, encoding: str) -> None:
+def test_units_become_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, block: int
+) -> None:
+    monkeypatch.setattr("econmt.data.text.tmx._BLOCK", block)
     units = (
         unit(en="A dog\n   runs &amp; barks.", fr="Un chien", de="Ein Hund läuft &#38; bellt."),
         unit(en="no translation", fr="non"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from econmt.config.recipe import Mixing, Recipe, parse_recipe, recipe_text
+from econmt.config.recipe import Mixing, Recipe
 from econmt.data.batching import noise as noises
 from econmt.data.batching.batches import Batch, BatchIterator, training_batches
 from econmt.data.batching.bucket_shapes import Derived
@@ -297,6 +297,25 @@ def test_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Prepare) -
     assert not all(same)
     small = applied(maker, prepared, MARKUP, np.arange(260), (0, 0))
     assert np.array_equal(small.source, pairs.source)
+    for known, unknown_ids in (([5, 6], [5, UNK]), ([5, UNK], [5, 6])):
+        assert maker._changed(MARKUP, known, unknown_ids, [1]) == (known, unknown_ids)
+
+
+@pytest.mark.parametrize("kind", [UPPER, TITLE, TYPOS, EMOJI, MARKUP])
+def test_lengths_grow_as_those_of_the_store_and_never_fall(run: Prepare, kind: int) -> None:
+    """By a factor with capitals, else by a number of tokens."""
+    recipe, prepared = run(noise=ALL_NOISE)
+    capitals = kind in (UPPER, TITLE)
+
+    class Grows(NoiseMaker):
+        def _changed(self, kind: int, source: list[int], target: list[int], seed: object) -> Any:
+            return source * 2 if capitals else [*source, 5], target[1:]
+
+    maker = Grows(recipe.pairs.noise, prepared.vocabularies, [], prepared.train)
+    old, kinds = np.array([3, 10, 40]), np.array([kind, 0, kind], dtype=np.uint8)
+    source, target = maker.lengths(kinds, old, old, 50)
+    assert source.tolist() == ([6, 10, 50] if capitals else [4, 10, 41])
+    assert target.tolist() == [3, 10, 40]
 
 
 def test_tags_stay_before_noise(run: Prepare) -> None:
@@ -335,10 +354,3 @@ def test_what_does_not_fit_is_refused(make_recipe: Make, changes: dict[str, Any]
     with pytest.raises(ValidationError) as refused:
         make_recipe(train=["a", "b"], **changes)
     assert message in str(refused.value)
-
-
-def test_a_recipe_is_written_as_it_is_read(make_recipe: Make) -> None:
-    mixing = {"weights": [[1, 2], [1, 0]], "epochs": [3]}
-    recipe = make_recipe(train=["a", "b"], tags=["", "<BT>"], mixing=mixing, noise={"typos": 0.1})
-    assert parse_recipe(recipe_text(recipe), "here") == recipe
-    assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe

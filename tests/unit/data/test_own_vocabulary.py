@@ -137,7 +137,6 @@ def test_a_run_with_an_own_model(tmp_path: Path) -> None:
     run_recipe(run.recipe, [text], console=run.console)
     vocabulary = load_task(run.folder.path).vocabularies.source
     assert vocabulary.size == made.GetPieceSize() + 1  # padding
-    (tmp_path / "none").mkdir()
     foreign(text / "theirs.model", size=60)
     prepared = prepare(run.recipe, tmp_path / "p", [text], show_progress=False)
     assert prepared.vocabularies.source.size < vocabulary.size  # the file has changed
@@ -184,3 +183,13 @@ def test_keys_that_do_not_fit(tmp_path: Path) -> None:
         key = f"data.subwords={subwords}"
         with pytest.raises(InputError, match=message):
             prepare(Run(text, tmp_path / "run", (key,)).recipe, tmp_path / "p", [text], show_progress=False)
+
+
+def test_tags_are_words_of_the_source_alone(tmp_path: Path) -> None:
+    text = write_text(tmp_path, {"train": 20, "valid": 4})
+    for name in ("a", "b"):
+        foreign(text / f"{name}.model")
+    subwords = "data.subwords={type: bpe, joint: false, models: [a.model, b.model]}"
+    run = Run(text, tmp_path / "run", (subwords, "data.tags=[<BT>]"))
+    both = prepare(run.recipe, tmp_path / "p", [text], show_progress=False).vocabularies.sides
+    assert ["▁<BT>" in side.tokens(range(side.size)) for side in both] == [True, False]

@@ -13,6 +13,7 @@ import torch
 
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
+from econmt.data.batching.pair_guides import PairGuides
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.text.guides import WEIGHT_UNIT, check_words, parse_links, parse_weight
 from econmt.data.text.source_factors import words_of_line
@@ -135,6 +136,21 @@ def test_batches_hold_what_the_files_say(
     assert batches.worst_batch().alignment is not None
 
 
+def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path) -> None:
+    """Ids of sources with factors are those of the tokens beside multiples of the vocabulary's size."""
+    prepared = made(make_recipe(SUBWORDS), text)
+    guides = PairGuides.of(prepared.train, prepared.train_links, prepared.vocabularies)
+    assert guides is not None
+    indices = np.arange(20)
+    plain = prepared.train.gather(indices)
+    shape = plain.source.shape[1] + 2, plain.target.shape[1] + 1
+    expected = guides.alignment(indices, plain, shape)
+    factored = plain._replace(source=plain.source + 3 * prepared.vocabularies.source.size)
+    np.testing.assert_array_equal(guides.alignment(indices, factored, shape), expected)
+    assert expected is not None
+    assert expected.any()
+
+
 def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -> None:
     recipe = make_recipe(SUBWORDS)
     batch = next(training_batches(recipe, made(recipe, text)))
@@ -221,8 +237,16 @@ def test_words_of_tokens_are_those_of_the_text() -> None:
             check_words(vocabulary.encode("a b x"), vocabulary, words, "f:1")
 
 
-def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path) -> None:
+@pytest.mark.parametrize("tags", ["[]", "[<XX>, <XX>]"])
+def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path, tags: str) -> None:
+    """Words count without tags."""
+    words = len((text / "train.src").read_text().split("\n")[0].split())
     for name, line, message in (
+        (
+            "align",
+            f"{words}-0",
+            f"train.align:1: {words}-0 names source word {words}, but the sentence has {words} ",
+        ),
         ("align", "0-0 x-1", "train.align:1: expected pairs of words as 0-0 1-2, found 'x-1'"),
         ("weights", "nan", "train.weights:1: expected a weight from 0 to 4000, found 'nan'"),
         ("weights", "", "train.weights:1: expected a weight from 0 to 4000, found ''"),
@@ -231,7 +255,7 @@ def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path) -> None:
         before = path.read_text()
         path.write_text("\n".join([line, *before.split("\n")[1:]]))
         with pytest.raises(InputError, match=re.escape(message)):
-            made(make_recipe(SUBWORDS), text)
+            made(make_recipe(SUBWORDS, f"data.tags={tags}"), text)
         path.write_text(before)
 
 

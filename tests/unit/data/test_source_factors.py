@@ -147,6 +147,14 @@ def test_every_token_has_the_factors_of_its_word(make_recipe: MakeRecipe, text: 
         assert not any(row[length:])
 
 
+def test_unknown_words_are_counted_without_their_factors(make_recipe: MakeRecipe) -> None:
+    prepared = prepared_of(make_recipe("data.subwords={type: words, source: 9, target: 50}"))
+    known = {*prepared.vocabularies.source.tokens(range(prepared.vocabularies.source.size))}
+    words = [word for row in (*sentences(60, 1), *sentences(40, 2)) for word in row]
+    assert prepared.statistics["train"]["source_tokens"] == len(words)
+    assert prepared.statistics["train"]["source_unknown"] == sum(word not in known for word in words) > 0
+
+
 def test_bpe_dropout_cuts_anew_and_keeps_factors(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("data.subwords={type: bpe, size: 60, dropout: 0.3}")
     prepared = prepared_of(recipe)

@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 from econmt.config.recipe import Recipe, load_recipe
-from econmt.data.batching.store import PreparedData, RawText, open_prepared, prepare, store_folder
+from econmt.data.batching.store import (
+    PreparedData,
+    RawText,
+    _changed_setting,
+    _data_settings,
+    open_prepared,
+    prepare,
+    store_folder,
+)
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.text.filters import left_out
 from econmt.data.text.vocabulary import UNK
@@ -69,6 +77,18 @@ def test_valid_and_test_keep_their_raw_lines(run: Prepare, corpus: Path) -> None
     assert prepared.test_text.source == lines(corpus / "test.en")
     assert prepared.test is not None
     assert len(prepared.test) == 7
+
+
+@pytest.mark.parametrize("train", [["short", "train"], ["train", "short"]])
+def test_filters_may_leave_out_all_of_one_text_but_not_of_all(
+    run: Prepare, corpus: Path, train: list[str]
+) -> None:
+    put(corpus, "short", "a\nb\n", "a\nb\n")
+    prepared = run(train=train, filters={"min_words": 2})
+    assert prepared.statistics["train"]["few_words"] == 2 + 200 - len(prepared.train)
+    assert len(prepared.train) > 100
+    with pytest.raises(InputError, match=r"short\.en"):
+        run(train=["short"], filters={"min_words": 2})
 
 
 def test_no_test_text(run: Prepare) -> None:
@@ -139,6 +159,20 @@ class TestReuse:
         assert made(subwords={"type": "bpe", "size": 60, "dropout": 0.1}) == ""
         os.utime(corpus / "train.en", (1, 1))
         assert made() == ""
+
+    @pytest.mark.parametrize("changes", [{}, {"min_words": 2}, {"max_words": 3}])
+    def test_settings_that_a_store_lacks_had_their_defaults(
+        self, make_recipe: MakeRecipe, changes: dict[str, int]
+    ) -> None:
+        """A whole section and a key of one, which are newer than the store."""
+        data = make_recipe(filters=changes).data
+        for lacking in ("filters", "min_words"):
+            settings = _data_settings(data)
+            del (settings if lacking == "filters" else settings["filters"])[lacking]
+            said = _changed_setting({"data": settings}, data)
+            assert (said or "").startswith("data.filters changed from") == (
+                bool(changes) if lacking == "filters" else "min_words" in changes
+            )
 
     def test_text_in_another_folder(self, made: Callable[..., str], corpus: Path) -> None:
         for file in list(corpus.iterdir()):
@@ -275,19 +309,6 @@ class TestRefused:
         ):
             run(max_length=1)
 
-    def test_only_empty_pairs(self, run: Prepare, corpus: Path) -> None:
-        put(corpus, "train", "a\n\n", "\nx\n")
-        with pytest.raises(InputError, match=r"no training pair is left of 2: .* 2 with an empty side"):
-            run(empty_lines="skip", subwords={"type": "words"})
-
-    def test_a_folder_with_other_things(self, run: Prepare, tmp_path: Path) -> None:
-        precious = tmp_path / "store" / "thesis.txt"
-        precious.parent.mkdir()
-        precious.write_text("years of work")
-        with pytest.raises(InputError, match="the folder contains other files"):
-            run()
-        assert precious.read_text() == "years of work"
-
     def test_a_description_that_is_not_ours(self, run: Prepare, tmp_path: Path) -> None:
         meta = tmp_path / "store" / "meta.json"
         meta.parent.mkdir()
@@ -326,21 +347,6 @@ class TestFailureInTheMiddle:
         with pytest.raises(InputError, match=r"test\.de:2: not valid UTF-8"):
             run()
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
-
-
-def test_the_same_text_gives_the_same_store(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
-    stores = [tmp_path / name for name in ("one", "two")]
-    for store in stores:
-        prepare(make_recipe(), store, [corpus], show_progress=False)
-    for name in ("train.tokens", "train.index", "subwords.model", "valid.tokens"):
-        assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
-
-
-def test_description_can_be_read_by_people_and_holds_checksums(run: Prepare, corpus: Path) -> None:
-    run()
-    meta = json.loads((Path("store") / "meta.json").read_text(encoding="utf-8"))
-    assert [Path(entry["path"]).name for entry in meta["files"]][:2] == ["train.en", "train.de"]
-    assert all(len(entry["sha256"]) == 64 for entry in meta["files"])
 
 
 def test_place_of_the_store(make_recipe: MakeRecipe) -> None:

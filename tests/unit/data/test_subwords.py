@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import itertools
-import tempfile
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +11,6 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from econmt.config.recipe import Data
 from econmt.data.text.subwords import (
@@ -108,33 +104,6 @@ def test_blanks_of_any_kind_at_the_ends_go(joint: Vocabularies, tmp_path: Path) 
     words = learn(tmp_path, type="words")
     for vocabulary in (joint.source, words.source):
         assert vocabulary.encode("\t A man\xa0\t\u3000 ") == vocabulary.encode("A man")
-
-
-ALPHABET = "abcdefgäÄßĐ'.,;?–„ "
-
-
-@functools.cache
-def alphabet_vocabulary() -> Vocabularies:
-    turns = [ALPHABET[start:] + ALPHABET[:start] for start in range(len(ALPHABET))]
-    pairs = [(ALPHABET, " ".join(turn).replace("  ", " ")) for turn in turns] * 3
-    with tempfile.TemporaryDirectory() as folder:
-        return train_vocabularies(data(type="bpe", size=60), lambda: iter(pairs), Path(folder))
-
-
-@settings(max_examples=50)
-@given(st.text(st.sampled_from(ALPHABET), max_size=40))
-def test_any_text_of_known_characters_comes_back(text: str) -> None:
-    vocabulary = alphabet_vocabulary().source
-    assert vocabulary.decode(vocabulary.encode(text)) == " ".join(text.split())
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_same_text_same_file(tmp_path: Path, kind: str) -> None:
-    for name in ("a", "b"):
-        learn(tmp_path / name, type=kind, size=100)
-    first, second = ((tmp_path / name / "subwords.model").read_bytes() for name in ("a", "b"))
-    assert first == second
-    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
 
 
 def test_separate_models(tmp_path: Path) -> None:

@@ -151,6 +151,28 @@ def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_o
             assert not occurs(text.replace("<unk>", " "), "a"), text
 
 
+@pytest.mark.parametrize(("prefix", "expected"), [((), [[5]]), ((6,), [[6, 4, 5]])])
+def test_an_avoided_phrase_is_written_only_if_no_translation_has_ended(
+    prefix: tuple[int, ...], expected: list[list[int]]
+) -> None:
+    """The sentence must have a "b": it begins with one, or with "c a", behind which all words are avoided."""
+
+    class Model(ToyModel):
+        size = 7
+
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            best = {5: EOS, 6: 4}.get(prefix % 8 - 1, 5)
+            logits = torch.tensor([-9.0, -9.0, -9.0, -3.0, -4.0, -3.0, -2.0])
+            return logits.index_fill(0, torch.tensor(best), -0.1)
+
+    spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b", "c"]))
+    pairs = Avoidance(["a a", "a b", "a c", "c b", "c c", "<unk>"], spelling)
+    wish = DecodingConstraints((Phrase((5,), False),), prefix, (pairs,))
+    options = {"joins": spelling.joins, "beam_size": 2, "nbest_size": 2}
+    (found,) = search(Model(), [0], 6, constraints=[wish], **options)
+    assert [hypothesis.ids for hypothesis in found] == expected
+
+
 def test_no_n_gram_comes_twice() -> None:
     for width in (1, 2, 3):
         model, free = ToyModel(1, end_bias=-4.0), [DecodingConstraints()] * 4
@@ -258,7 +280,8 @@ def test_a_term_stands_for_the_words_that_it_translates(beam_size: int) -> None:
 
 def test_a_term_does_not_begin_with_less_than_half_of_the_attention() -> None:
     assert anchored((TERM, (1,)), model=Aligned(0.4), beam_size=1)[0].ids == [10, 11, 12, 13, 8, 9]
-    assert anchored((TERM, (1,)), model=Aligned(0.6), beam_size=1)[0].ids == [10, 8, 9, 12, 13]
+    for half in (0.5, 0.6):
+        assert anchored((TERM, (1,)), model=Aligned(half), beam_size=1)[0].ids == [10, 8, 9, 12, 13]
 
 
 def test_a_word_that_is_translated_otherwise_is_not_translated_again() -> None:

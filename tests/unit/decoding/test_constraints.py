@@ -11,12 +11,13 @@ import torch
 
 from econmt.data.text.vocabulary import EOS, UNK
 from econmt.decoding.batches import pad_sources
+from econmt.decoding.constraints.avoidance import Moves
 from econmt.decoding.constraints.batch import ConstrainedContinuations, DecodingConstraints
 from econmt.decoding.constraints.inclusion import MOST_READINGS, Automata, Phrase, Phrases, share_out
 from econmt.decoding.search.beam import SearchOptions, beam_search
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, SOURCES, make_model, teacher_forced
-from tests.unit.decoding.toy import JOINS, ToyModel, assert_best, everything, search
+from tests.unit.decoding.toy import JOINS, ToyModel, everything, search
 
 
 def holds(ids: Sequence[int], phrases: Sequence[Phrase]) -> bool:
@@ -41,33 +42,6 @@ def constraints(
     *phrases: Sequence[int], prefix: Sequence[int] = (), ends_word: bool = False
 ) -> DecodingConstraints:
     return DecodingConstraints(tuple(Phrase(tuple(ids), ends_word) for ids in phrases), tuple(prefix))
-
-
-WISHES = [
-    constraints((4,)),
-    constraints((5, 4)),
-    constraints((4, 4), (5,)),
-    constraints((4,), (4,), (4,)),
-    constraints((4, 5), (5, 4)),
-    constraints((4,), (4, 5)),
-    constraints((4,), ends_word=True),
-    constraints((UNK, 4), prefix=(5,)),
-    constraints((4, 5), prefix=(4,)),
-    constraints(prefix=(4, 5, UNK)),
-]
-
-
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_a_wide_beam_finds_the_best_translation_that_holds_what_is_wished(alpha: float) -> None:
-    model = ToyModel(3, end_bias=1.0)
-    options = {"beam_size": 400, "nbest_size": 4, "length_penalty_alpha": alpha}
-    found = search(model, range(len(WISHES)), constraints=WISHES, **options)
-
-    def allowed(sentence: int, ids: tuple[int, ...]) -> bool:
-        wished = WISHES[sentence]
-        return ids[: len(wished.prefix)] == wished.prefix and holds(ids, wished.phrases)
-
-    assert_best(found, model, allowed=allowed, **options)
 
 
 def random_wishes(seed: int, count: int) -> list[DecodingConstraints]:
@@ -190,6 +164,71 @@ def test_tables_say_what_the_automaton_does() -> None:
         progress = [s.after(p, t) for s, p, t in zip(sentences, progress, tokens, strict=True)]
         states = automata.after(states, torch.arange(5), torch.tensor(tokens)[:, None])[:, 0]
         automata.expand(states)
+
+
+def test_the_best_of_the_risky_tokens_is_offered_whichever_phrase_it_begins() -> None:
+    control = ConstrainedContinuations([constraints()], JOINS, SearchOptions(beam_size=2))
+    log_probs = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
+    moves = [
+        (
+            Moves({}, torch.tensor([], dtype=torch.int64), torch.tensor(risky, dtype=torch.int64), False),
+            torch.tensor(rows),
+        )
+        for risky, rows in (([1, 4], [0, 2]), ([5, 1], [2, 0]), ([], [1]), ([0], [2]))
+    ]
+    left = log_probs.clone()
+    tokens, values = control._take_risky(left, moves)
+    for row, risky in enumerate(([1, 4, 5], [], [0, 1, 4, 5])):
+        offered = {token: log_probs[row, token].item() for token in risky}
+        assert values[row].item() == max(offered.values(), default=-torch.inf)
+        assert not risky or tokens[row].item() == max(offered, key=lambda token: offered[token])
+        expected = log_probs[row].index_fill(0, torch.tensor(risky, dtype=torch.int64), -torch.inf)
+        assert torch.equal(left[row], expected)
+
+
+def test_rows_without_a_term_are_lost_where_others_have_all() -> None:
+    """Two sentences of rows of which some are lost; one of a sentence that has ended counts as another."""
+    wishes = [constraints((4,)), constraints((5,))]
+    control = ConstrainedContinuations(wishes, JOINS, SearchOptions(beam_size=3))
+    sentences = torch.tensor([0, 0, 1, 1])
+    for lost, free, expected in (
+        ((1, 0, 1, 1), (3, 3), (1, 0, 0, 0)),
+        ((1, 0, 1, 1), (3, 2), (1, 0, 1, 1)),
+        ((1, 1, 0, 1), (3, 2), (0, 0, 0, 1)),
+    ):
+        control._anchors.lost = lambda owners, lost=lost: torch.tensor(lost).bool()  # type: ignore[method-assign]
+        found = control._lost(sentences, torch.tensor(free))
+        assert found.int().tolist() == list(expected)
+
+
+def test_terms_may_begin_anywhere_where_a_row_would_end_or_has_no_room() -> None:
+    """One sentence, whose rows lack two, one and one of its tokens."""
+    control = ConstrainedContinuations([constraints((4,), (5,))], JOINS, SearchOptions(beam_size=4))
+    control._states = torch.tensor([0, 1, 1])
+    control._automata.remaining = lambda states: torch.tensor([2, 1, 1])  # type: ignore[method-assign]
+    log_probs = torch.zeros(3, 6).index_fill(1, torch.tensor(5), 1.0)
+    log_probs[:2, EOS] = 2.0
+    for free, room, expected in (
+        (4, (9, 9, 9), (0, 1, 0)),
+        (3, (9, 9, 9), (0, 0, 0)),
+        (4, (2, 1, 1), (1, 1, 1)),
+        (4, (3, 2, 2), (0, 1, 0)),
+        (3, (3, 2, 1), (0, 0, 1)),
+    ):
+        found = control._falls_back(
+            log_probs, torch.zeros(3).long(), torch.tensor([free]), torch.tensor(room)
+        )
+        assert found.int().tolist() == list(expected)
+
+
+def test_terms_are_paid_for_as_in_a_translation_of_the_usual_length() -> None:
+    """Unless the translation is shorter than that."""
+    control = ConstrainedContinuations([constraints((4,))] * 2, JOINS, SearchOptions())
+    control._anchors.any = True
+    control._anchors.given = torch.tensor([-6.0, -3.0, 0.0], dtype=torch.float64)
+    control._owners, control._usual_penalties = torch.tensor([0, 1, 1]), torch.tensor([2.0, 5.0])
+    found = control.added(torch.tensor([1, 0, 2]), torch.tensor(3.0))
+    assert found.tolist() == pytest.approx([0.0, -6.0 / 2.0 + 6.0 / 3.0, 0.0])
 
 
 def test_places_go_round_the_banks_and_what_one_cannot_fill_to_the_others() -> None:

@@ -160,18 +160,16 @@ def test_a_model_without_finite_probabilities_gives_no_hypotheses() -> None:
     assert [len(each) for each in found] == [1, 0, 1]
 
 
-@pytest.mark.sampled(3)
+QUICK = ("additive", "deep", "together")
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in VARIANTS if name not in QUICK)],
+)
 def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: str) -> None:
-    compare_in_slots(variant, device)
-
-
-def test_slots_have_their_own_coverage() -> None:
-    compare_in_slots("together", "cpu")
-
-
-def compare_in_slots(variant: str, device: str) -> None:
+    """Slots have their own coverage, too."""
     # In float64, since layer normalisation of cells and outputs magnifies the rounding of these sharp models.
     model = IncrementalModel(make_model(variant, device=device).double())
     draw = torch.Generator().manual_seed(1)

@@ -16,6 +16,7 @@ from econmt.decoding.search.sampling import sample
 from econmt.decoding.text_reader import TextReader
 from econmt.model.language_model import LanguageModel
 from tests.unit.decoding import toy
+from tests.unit.decoding.test_search import step_by_step
 
 WEIGHT = 0.8
 SENTENCES = (0, 1, 2)
@@ -54,41 +55,29 @@ def test_a_wide_beam_finds_the_best_of_all_translations(repeats: float) -> None:
     assert [each[0].ids for each in without] != [each[0].ids for each in found]
 
 
-def greedy(sentence: int) -> list[int]:
-    """Returns the translation whose every token is the best one after the tokens before it."""
-    ids: tuple[int, ...] = ()
-    prefix, before = 0, 2
-    while len(ids) < toy.LIMIT:
-        prefix = prefix * 7 + before + 1
-        inputs = torch.tensor([[EOS, *ids]])
-        with torch.no_grad():
-            added = FUSION.model.log_probabilities(FUSION.model(inputs)[0][0])[-1]
-        values = MODEL.table(sentence, prefix) + WEIGHT * added
-        before = max((*toy.WORDS, EOS), key=lambda token: float(values[token]))
-        if before == EOS:
-            break
-        ids = (*ids, before)
-    return list(ids)
-
-
-def test_a_beam_of_one_is_greedy_and_so_are_draws_from_one_token() -> None:
-    expected = [greedy(sentence) for sentence in SENTENCES]
-    found = toy.search(MODEL, beam_size=1, fusion=FUSION, lm_weight=WEIGHT)
-    assert [each[0].ids for each in found] == expected
-    options = SearchOptions(attention=False, lm_weight=WEIGHT, sample=1)
-    limits = torch.full((3,), toy.LIMIT)
-    drawn = sample(MODEL, *toy.sources(*SENTENCES), limits, options, [1, 2, 3], FUSION)
-    assert [each[0].ids for each in drawn] == expected
-    for sentence, (each,) in zip(SENTENCES, drawn, strict=True):
-        assert each.log_probability == pytest.approx(
-            MODEL.log_probability(sentence, tuple(each.ids)), abs=1e-5
-        )
-
-
 @pytest.mark.parametrize("cell", ["lstm", "qrnn2"])
-def test_results_do_not_depend_on_the_batch(cell: str) -> None:
-    options = {"beam_size": 4, "nbest_size": 2, "lm_weight": WEIGHT, "fusion": fusion_of(cell)}
-    toy.assert_alone_as_together(MODEL, (*SENTENCES, 5, 7, 3), [toy.LIMIT] * 6, 1e-5, **options)
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_every_step_is_as_the_definition_has_it(cell: str, beam_size: int) -> None:
+    """Draws from one token are those of a beam of one."""
+    fusion, limits = fusion_of(cell), [4, 2, 5]
+    options = {"beam_size": beam_size, "nbest_size": beam_size, "repetition_penalty": 1.6}
+    found = toy.search(MODEL, SENTENCES, limits, fusion=fusion, lm_weight=WEIGHT, **options)
+    for sentence, limit, hypotheses in zip(SENTENCES, limits, found, strict=True):
+        expected, _ = step_by_step(
+            MODEL,
+            sentence,
+            limit,
+            lambda ids: [WEIGHT * each for each in of_language_model(ids, fusion)],
+            **options,
+        )
+        assert [tuple(each.ids) for each in hypotheses] == [ids for _, _, ids, _ in expected]
+        scores, reals = ([each[part] for each in expected] for part in (0, 1))
+        assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-5)
+        assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
+    settings = SearchOptions(attention=False, lm_weight=WEIGHT, sample=1, repetition_penalty=1.6)
+    drawn = sample(MODEL, *toy.sources(*SENTENCES), torch.tensor(limits), settings, [1, 2, 3], fusion)
+    if beam_size == 1:
+        assert [each[0].ids for each in drawn] == [each[0].ids for each in found]
 
 
 VOCABULARY = 9

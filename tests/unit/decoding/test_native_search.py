@@ -145,42 +145,6 @@ def test_words_with_equal_probabilities_keep_their_order(precision: torch.dtype,
     assert_same(beam_search(searched, *BATCH, options, chooser=chooser), wanted)
 
 
-@pytest.mark.parametrize("variant", KNOWN)
-def test_a_step_in_c_is_one_of_tensors(variant: str) -> None:
-    model = make_model(variant)
-    searched, (source, lengths, _) = IncrementalModel(model), BATCH
-    state: Any = searched.encode(source, lengths)
-    tensors: Any = searched.encode_tensors(source, lengths)
-    rows, cells = torch.tensor([3, 0, 0, 2]), torch.tensor([6, 0, 1, 4])
-    for words in ([2, 2, 2, 2], [5, 6, 7, 8], [9, 9, 1, 4]):
-        found, seen, after = searched.step(torch.tensor(words), state)
-        again, _, _ = searched.step(torch.tensor(words), state._replace(output=state.output.clone()))
-        assert torch.equal(found, again), "a step must leave the state before it as it was"
-        expected, wanted, tensors = searched.step(torch.tensor(words), tensors)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-        torch.testing.assert_close(seen[:, : wanted.shape[1]], wanted, rtol=0, atol=1e-5)
-        state, tensors = after.select(rows, cells, 2), tensors.select(rows, cells, 2)
-        rows, cells = torch.tensor([0, 1, 2, 3]), torch.tensor([7, 0, 1, 5])
-    state, tensors = (
-        each.select(torch.arange(1, 4), torch.tensor([0, 1, 5]), 2) for each in (state, tensors)
-    )
-    state, tensors = (each.keep(torch.tensor([0, 2])) for each in (state, tensors))
-    found, seen, _ = searched.step(torch.tensor([4, 5, 6]), state)
-    expected, wanted, _ = searched.step(torch.tensor([4, 5, 6]), tensors)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    torch.testing.assert_close(seen, wanted, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.int8])
-def test_a_sentence_does_not_depend_on_its_batch(precision: torch.dtype) -> None:
-    model, options = IncrementalModel(make_model("deep"), precision), SearchOptions(beam_size=4, nbest_size=2)
-    together = native_search(model, *BATCH, options)
-    for number, source in enumerate(SOURCES):
-        alone = *pad_sources([source], torch.device("cpu")), LIMITS[number : number + 1]
-        tolerance = 1e-4 if precision == torch.float32 else 0.01
-        agree(native_search(model, *alone, options), [together[number]], tolerance)
-
-
 @pytest.mark.parametrize("precision", [torch.float32, torch.int8])
 def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -> None:
     torch.manual_seed(4)

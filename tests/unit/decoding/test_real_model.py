@@ -176,11 +176,6 @@ def test_sums_are_float64() -> None:
     assert lean["a"].dtype == torch.bfloat16
 
 
-def test_one_file_is_itself_to_the_last_bit() -> None:
-    tensor = torch.randn(100, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(average_tensors([("f", {"a": tensor})])["a"], tensor)
-
-
 def test_the_inputs_are_left_as_they_are() -> None:
     tensor = torch.ones(2, dtype=torch.float64)
     average_tensors([("f", {"a": tensor}), ("g", {"a": tensor * 3})])
@@ -204,7 +199,3 @@ def test_the_best_checkpoints_are_chosen_by_score() -> None:
     assert choose_checkpoints([1, 2, 3, 4, 5, 6], scores, 3) == [2, 4, 5]
     assert choose_checkpoints([6, 3], scores, 3) == []
     assert choose_checkpoints([1, 2], scores, 9) == [1, 2]
-
-
-def test_the_last_checkpoints() -> None:
-    assert choose_checkpoints([30, 10, 20], None, 2) == [20, 30]

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from econmt.data.text.vocabulary import EOS, UNK
+from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK
 from econmt.decoding.search.beam import SearchOptions, highest, length_penalty, output_limits
-from tests.unit.decoding.toy import LIMIT, ToyModel, assert_alone_as_together, assert_best, search
+from tests.unit.decoding.toy import LIMIT, ToyModel, assert_best, judged, search
 
 EVERY_BEAM = 3**LIMIT * 2
 
 
-@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 5.0), (2.0, 1.0)])
+PENALTIES = [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 5.0), (2.0, 1.0)]
+WIDE: list[dict[str, Any]] = [
+    *({"length_penalty_alpha": alpha, "length_penalty_beta": beta} for alpha, beta in PENALTIES),
+    {"min_output_length": 2, "unk_penalty": 0.3, "repetition_penalty": 1.3, "word_penalty": 0.1},
+    {"ban_unk": True, "length_penalty_alpha": 0.0, "word_penalty": 0.6},
+    {"brevity_penalty_weight": 2.0, "brevity_penalty_constant_length_ratio": 1.5},
+    {"brevity_penalty_weight": 1.0, "coverage_penalty_weight": 0.7, "length_penalty_alpha": 0.0},
+]
+
+
+@pytest.mark.parametrize("options", WIDE, ids=str)
 @pytest.mark.parametrize("end_bias", [-1.0, 1.0])
-def test_a_wide_beam_finds_the_best_translations(alpha: float, beta: float, end_bias: float) -> None:
+def test_a_wide_beam_finds_the_best_translations(options: dict[str, Any], end_bias: float) -> None:
     model = ToyModel(end_bias=end_bias)
-    options = {
-        "beam_size": EVERY_BEAM,
-        "nbest_size": 7,
-        "length_penalty_alpha": alpha,
-        "length_penalty_beta": beta,
-    }
+    options = {"beam_size": EVERY_BEAM, "nbest_size": 7, **options}
     assert_best(search(model, **options), model, **options)
 
 
@@ -39,27 +48,110 @@ def test_the_search_stops_early_only_when_nothing_better_can_come(seed: int) -> 
         assert_best(search(model, limit=5, **options), model, 5, **options)
 
 
-def test_a_search_that_is_decided_ends_at_once() -> None:
-    model = ToyModel(end_bias=30.0)
-    (found,) = search(model, [1], limit=50, beam_size=5)
-    assert found[0].ids == []
-    assert model.steps == 1
+Ended = tuple[float, float, tuple[int, ...], bool]
+"""Score, log-probability, ids, and True if the limit was reached."""
+Added = Callable[[tuple[int, ...]], Sequence[float]]
 
 
-def test_beam_one_is_greedy() -> None:
-    model = ToyModel(7)
-    for sentence, (hypothesis,) in enumerate(search(model, list(range(6)), limit=8, beam_size=1)):
-        ids: list[int] = []
-        prefix = 3
-        while len(ids) < 8:
-            table = model.table(sentence, prefix)
-            table[[0, 2]] = -torch.inf
-            token = int(table.argmax())
-            if token == EOS:
-                break
-            ids.append(token)
-            prefix = prefix * 7 + token + 1
-        assert hypothesis.ids == ids
+def step_by_step(
+    model: ToyModel, sentence: int, limit: int, added: Added = lambda _: (), **named: Any
+) -> tuple[list[Ended], list[int]]:
+    """The search of one sentence by its definition; returns the n best and the number of rows of each step.
+
+    ``added``: what another model adds to the log-probability of each token and EOS.
+    """
+    given = SearchOptions(**named)
+    limit = max(limit, given.min_output_length)
+
+    def penalty(length: int) -> float:
+        beta = given.length_penalty_beta
+        return float(((beta + length) / (beta + 1)) ** given.length_penalty_alpha)
+
+    def prefix_of(ids: tuple[int, ...]) -> int:
+        number = 0
+        for token in (BOS, *ids):
+            number = number * (model.size + 1) + token + 1
+        return number
+
+    growing: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    ended: list[Ended] = []
+    rows, free = list[int](), given.beam_size
+    while growing:
+        rows.append(len(growing))
+        found = []
+        for total, ids in growing:
+            values = model.table(sentence, prefix_of(ids)).tolist()
+            for token in set(range(model.size)) - {PAD, BOS} - ({UNK} if given.ban_unk else set()):
+                if (len(ids) >= limit and token != EOS) or (
+                    token == EOS and len(ids) < given.min_output_length
+                ):
+                    continue
+                value = values[token] * (given.repetition_penalty if token in ids else 1.0)
+                more = added(ids if token == EOS else (*ids, token))
+                value += more[len(ids)] if more else 0.0
+                found.append((total + value - (given.unk_penalty if token == UNK else 0.0), (*ids, token)))
+        kept = sorted(found, reverse=True)[:free]
+        position = len(rows)
+        for _, ids in kept:
+            if ids[-1] == EOS:
+                figures = judged(model, sentence, ids[:-1], added(ids[:-1]), **named)
+                assert figures is not None
+                ended.append((*figures, ids[:-1], position == limit + 1))
+        ended.sort(key=lambda each: -each[0])
+        growing = [each for each in kept if each[1][-1] != EOS]
+        free -= len(kept) - len(growing)
+        worst = ended[given.nbest_size - 1][0] if len(ended) >= given.nbest_size else -math.inf
+        if not growing or worst >= growing[0][0] / penalty(limit + 1):
+            break
+        if ended and given.beam_search_stop == "first":
+            break
+        if ended and given.beam_prune:
+            least = ended[0][0] - given.beam_prune
+            growing = [each for each in growing if each[0] / penalty(position) >= least]
+    return ended[: given.nbest_size], rows
+
+
+@settings(max_examples=60, derandomize=True)
+@given(
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted),
+    model=st.builds(ToyModel, st.integers(0, 99), st.sampled_from([-2.0, 0.5, 2.0]), st.just(2.0)),
+    limits=st.lists(st.integers(0, 6), min_size=3, max_size=3),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "length_penalty_alpha": st.sampled_from([0.0, 0.5, 3.0]),
+            "length_penalty_beta": st.sampled_from([1.0, 5.0]),
+            "beam_search_stop": st.just("first"),
+            "beam_prune": st.sampled_from([0.2, 1.0]),
+            "min_output_length": st.integers(1, 4),
+            "repetition_penalty": st.just(1.6),
+            "unk_penalty": st.just(0.8),
+            "word_penalty": st.just(0.4),
+            "brevity_penalty_weight": st.just(0.7),
+            "brevity_penalty_constant_length_ratio": st.just(1.5),
+            "coverage_penalty_weight": st.just(0.6),
+        },
+    ),
+)
+@example([3, 4], ToyModel(3), [10, 10, 10], {"beam_search_stop": "first"})
+@example([2, 5], ToyModel(1), [6, 0, 3], {"ban_unk": True, "beam_prune": 0.5, "min_output_length": 2})
+def test_every_step_is_as_the_definition_has_it(
+    sizes: list[int], model: ToyModel, limits: list[int], options: dict[str, Any]
+) -> None:
+    """Narrow beams, several options together, and sentences of several limits: what is found, and when it ends."""
+    given = {"nbest_size": sizes[0], "beam_size": sizes[1], **options}
+    model.rows.clear()
+    found = search(model, [0, 1, 2], limits, **given)
+    rows = [0] * len(model.rows)
+    for sentence, (limit, hypotheses) in enumerate(zip(limits, found, strict=True)):
+        expected, rows_here = step_by_step(model, sentence, limit, **given)
+        assert [(tuple(each.ids), each.cut) for each in hypotheses] == [each[2:] for each in expected]
+        scores, reals = ([each[part] for each in expected] for part in (0, 1))
+        assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-5)
+        assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
+        for position, count in enumerate(rows_here):
+            rows[position] += count
+    assert model.rows == rows
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.7, 1.0])
@@ -69,12 +161,6 @@ def test_a_length_has_the_same_penalty_wherever_it_is_asked_for(alpha: float) ->
     for size in range(2, 30):
         assert torch.equal(length_penalty(torch.arange(size), options), table[:size])
     assert [float(length_penalty(length, options)) for length in range(100)] == table.tolist()
-
-
-@pytest.mark.parametrize("beam_size", [1, 3, 5])
-def test_a_sentence_gives_the_same_alone_as_in_a_batch(beam_size: int) -> None:
-    options = {"beam_size": beam_size, "nbest_size": beam_size}
-    assert_alone_as_together(ToyModel(11), [4, 0, 7, 2, 9, 5], [6, 2, 7, 3, 1, 4], 1e-5, **options)
 
 
 def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> None:
@@ -94,73 +180,14 @@ def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> No
             torch.testing.assert_close(hypothesis.attention, torch.stack(expected))
 
 
-def test_the_end_is_forced_at_the_limit_and_paid_for() -> None:
-    model, limits = ToyModel(end_bias=-20.0), [2, 5, 0]
-    for sentence, (hypothesis, *_) in enumerate(search(model, [0, 1, 2], limit=limits, beam_size=3)):
-        assert (len(hypothesis.ids), hypothesis.cut) == (limits[sentence], True)
-        expected = model.log_probability(sentence, tuple(hypothesis.ids))
-        assert expected < -15.0
-        assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
-    ((by_itself, *_),) = search(ToyModel(end_bias=5.0), [0], limit=6, beam_size=3)
-    assert not by_itself.cut
-
-
-def test_padding_and_begin_are_never_produced_but_unknown_may_be() -> None:
-    class Odd(ToyModel):
-        def table(self, sentence: int, prefix: int) -> torch.Tensor:
-            return torch.tensor([9.0, 3.0, 9.0, 1.0, 2.0, 0.0]).log_softmax(dim=0)
-
-    (found,) = search(Odd(), [0], limit=2, beam_size=9, nbest_size=9, length_penalty_alpha=0.0)
-    produced = {token for hypothesis in found for token in hypothesis.ids}
-    assert produced == {UNK, 4, 5}
-    assert math.isclose(found[0].log_probability, float(Odd().table(0, 0)[EOS]), abs_tol=1e-6)
-
-
 def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     model = ToyModel(end_bias=1.0)
     search(model, [0, 1, 2, 3, 4, 5], limit=12, beam_size=3)
     assert model.encoded == 1
-    assert model.rows[0] == 6
-    assert max(model.rows) <= 18
-    assert model.rows[-1] < 6
     # What is known of a sentence is held until a quarter of the sentences have ended, and at the end of few only.
     assert model.held[:2] == [6, 6]
     assert model.held[-1] <= 2
     assert all(4 * after <= 3 * before for before, after in pairwise(model.held) if after != before)
-
-
-def test_an_ended_hypothesis_keeps_its_place() -> None:
-    class EndsOnce(ToyModel):
-        """The empty translation is the most probable one; the others do not end before their limit."""
-
-        def table(self, sentence: int, prefix: int) -> torch.Tensor:
-            logits = super().table(sentence, prefix)
-            logits[EOS] = 2.0 if prefix == 3 else -20.0
-            return logits.log_softmax(dim=0)
-
-    model = EndsOnce()
-    # A strong length penalty keeps the search going after that.
-    (found,) = search(model, [0], limit=5, beam_size=3, nbest_size=3, length_penalty_alpha=9.0)
-    assert model.rows == [1, 2, 2, 2, 2, 2]
-    assert sorted(len(hypothesis.ids) for hypothesis in found) == [0, 5, 5]
-
-
-def test_rows_follow_their_sentences_when_one_leaves_as_another_grows() -> None:
-    class Uneven(ToyModel):
-        """Sentence 1 ends at once."""
-
-        def table(self, sentence: int, prefix: int) -> torch.Tensor:
-            if sentence == 1:
-                return torch.tensor([-9.0, -9.0, -9.0, 9.0, -9.0, -9.0]).log_softmax(dim=0)
-            return super().table(sentence, prefix)
-
-    model = Uneven(end_bias=-6.0)
-    first, second = search(model, [1, 2], beam_size=2)
-    assert model.rows[:2] == [2, 2]
-    assert first[0].ids == []
-    (alone,) = search(Uneven(end_bias=-6.0), [2], beam_size=2)
-    assert second[0].ids == alone[0].ids
-    assert second[0].log_probability == pytest.approx(alone[0].log_probability, abs=1e-6)
 
 
 def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:

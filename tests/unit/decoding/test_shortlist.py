@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from econmt.data.text.vocabulary import BOS, EOS, Vocabularies
+from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK, Vocabularies
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import Hypothesis, SearchOptions
 from econmt.decoding.search.sampling import draw, sample, uniform_numbers
@@ -66,6 +66,7 @@ def test_a_lexicon_of_all_words_changes_nothing(models: int, given: dict[str, ob
 @pytest.mark.parametrize("joint", [False, True])
 def test_only_listed_words_are_written_whatever_the_batch_holds(joint: bool) -> None:
     listed = table(3)
+    listed[PAD] = SIZE - 1
     shortlists = Shortlists(listed, SIZE, 2, joint)
     together = list(translator(shortlists).translate(LINES))
     for line, found in zip(LINES, together, strict=True):
@@ -75,7 +76,8 @@ def test_only_listed_words_are_written_whatever_the_batch_holds(joint: bool) -> 
         own = [*Few().encode(line), EOS]
         known = {int(word) for ids in (own, [BOS]) for word in listed[ids, :2].flatten()}
         assert {*found.hypotheses[0].ids} <= known | {0, 1, 2, 3} | ({*own} if joint else set())
-    assert {len(set(found.tokens)) for found in together} != {0}
+    padded = torch.tensor([[4, EOS, PAD], [5, 6, EOS]])
+    assert torch.equal(shortlists.allowed(padded, [])[:1], shortlists.allowed(padded[:1, :2], []))
 
 
 def test_probabilities_are_those_over_the_listed_words() -> None:
@@ -138,12 +140,19 @@ def test_translations_come_as_often_as_they_are_probable() -> None:
 
 def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
     model = ToyModel(2)
-    for options in ({}, {"temperature": 3.0}, {"sample": 2}):
+    changed = {"min_output_length": 2, "ban_unk": True, "repetition_penalty": 2.0}
+    for options in ({}, {"temperature": 3.0}, {"sample": 2}, changed):
         (found,) = drawn(model, [0], nbest_size=20, **options)
         for hypothesis in found:
+            assert options != changed or (len(hypothesis.ids) >= 2 and UNK not in hypothesis.ids)
             expected = model.log_probability(0, tuple(hypothesis.ids))
             assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
             assert hypothesis.score == pytest.approx(expected / (len(hypothesis.ids) + 1), abs=1e-5)
+
+
+def test_the_least_length_moves_the_limit_of_draws() -> None:
+    for found in drawn(ToyModel(1, end_bias=5.0), [0, 1, 2], nbest_size=3, min_output_length=6):
+        assert [(len(each.ids), each.cut) for each in found] == [(6, True)] * 3
 
 
 def test_draws_depend_on_the_sentences_number_and_not_on_its_batch() -> None:
@@ -155,20 +164,22 @@ def test_draws_depend_on_the_sentences_number_and_not_on_its_batch() -> None:
     assert same[0] != same[1]
 
 
-def test_only_the_top_tokens_are_drawn() -> None:
-    log_probs = torch.tensor([0.4, 0.1, 0.3, 0.2]).log().repeat(1000, 1)
-    uniform = uniform_numbers(1, 1, 1000, 1)[0]
-    counts = torch.bincount(draw(log_probs, uniform, 2, 1.0), minlength=4) / 1000
-    assert counts.tolist() == pytest.approx([4 / 7, 0.0, 3 / 7, 0.0], abs=0.06)
-    assert torch.equal(draw(log_probs, uniform, 9, 1.0), draw(log_probs, uniform, 0, 1.0))
-
-
-def test_a_low_temperature_prefers_the_probable() -> None:
-    log_probs = torch.tensor([0.5, 0.3, 0.2]).log().repeat(2000, 1)
-    uniform = uniform_numbers(1, 1, 2000, 1)[0]
-    cold, hot = (torch.bincount(draw(log_probs, uniform, 0, t), minlength=3) / 2000 for t in (0.25, 100.0))
-    assert cold[0] > 0.8
-    assert hot.tolist() == pytest.approx([1 / 3] * 3, abs=0.05)
+@pytest.mark.parametrize("top", [0, 2, 9])
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 100.0])
+@pytest.mark.parametrize("share", [0.4, 0.41, 0.6, 0.7, 0.8, 1.0])
+def test_tokens_are_drawn_as_often_as_they_are_probable(top: int, temperature: float, share: float) -> None:
+    """The most probable ones alone, and of these the fewest whose sharpened probabilities reach the share."""
+    log_probs = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15]).log()
+    ranked = log_probs.argsort(descending=True)[: top or None]
+    probabilities = (log_probs[ranked].double() / temperature).softmax(0)
+    kept = probabilities.cumsum(0) - probabilities < share
+    expected = torch.zeros(5, dtype=torch.float64)
+    expected[ranked[kept]] = probabilities[kept] / probabilities[kept].sum()
+    tokens = draw(log_probs.expand(2000, 5), uniform_numbers(1, 1, 2000, 1)[0], top, temperature, share)
+    assert {*tokens.tolist()} <= {*ranked[kept].tolist()}
+    torch.testing.assert_close(
+        torch.bincount(tokens, minlength=5) / 2000, expected.float(), atol=0.04, rtol=0.0
+    )
 
 
 def test_tokens_without_probability_are_never_drawn() -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -97,13 +98,6 @@ def test_a_pipe_that_pauses_gives_what_it_has(
     assert list(chunks) == []
 
 
-def test_a_full_pipe_fills_its_chunks(pipe: tuple[int, Callable[[bytes], None], Callable[[], None]]) -> None:
-    reader, write, close = pipe
-    write(b"a\nb\nc\nd\ne\n")
-    close()
-    assert list(read_chunks(reader, 2)) == [["a", "b"], ["c", "d"], ["e"]]
-
-
 def test_decode_line_leaves_spaces_alone() -> None:
     assert decode_line(b" a \t\r\n", "text", 2) == " a \t"
 
@@ -157,18 +151,21 @@ def test_a_terminal_gets_no_control_characters() -> None:
     assert shown_on_terminal("a\tb\x1b[31m\x9b\u202ec\nd\n") == "a\tb\\x1b[31m\\x9b\\u202ec\nd\n"
 
 
-def test_output_of_a_failed_run_has_the_lines_until_then(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lines", "fails", "content"), [(["new"], True, "new\n"), ([], True, "old"), ([], False, "")]
+)
+def test_output_has_the_lines_until_the_end(
+    tmp_path: Path, lines: list[str], fails: bool, content: str
+) -> None:
+    """A run that fails before its first line leaves the old file; one without lines empties it."""
     path = tmp_path / "out"
     path.write_text("old")
-
-    def fail() -> None:
-        with LineOutput(path) as write:
-            write(["new"])
+    with suppress(KeyError), LineOutput(path) as write:
+        if lines:
+            write(lines)
+        if fails:
             raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert path.read_text() == "new\n"
+    assert path.read_text() == content
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -198,9 +199,18 @@ def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
 
 def test_batches_by_length() -> None:
     assert batches_by_length([3, 9, 1, 9, 4], 2, 1000) == [[1, 3], [4, 0], [2]]
-    # A batch is bounded in tokens too, but a sentence beyond the bound goes alone.
-    assert batches_by_length([50, 4, 4, 4], 3, 9) == [[0], [1, 2], [3]]
     assert batches_by_length([], 2, 10) == []
+    for lengths in product((1, 2, 3, 5), repeat=4):
+        in_order = sorted(range(4), key=lambda index, lengths=lengths: -lengths[index])
+        for size, tokens in product((1, 2, 3, 9), (1, 4, 6, 9, 99)):
+            batches = batches_by_length(lengths, size, tokens)
+            assert [index for batch in batches for index in batch] == in_order
+            for batch, following in zip(batches, [*batches[1:], None], strict=True):
+                longest = lengths[batch[0]]
+                assert len(batch) <= size
+                assert len(batch) == 1 or len(batch) * longest <= tokens
+                if following is not None:  # no other sentence fits
+                    assert len(batch) == size or (len(batch) + 1) * longest > tokens
 
 
 def test_the_n_best_and_their_attention() -> None:

@@ -30,6 +30,10 @@ PHRASES: list[tuple[Phrase, ...]] = [
     (Phrase((4,), True), Phrase((4, 5), True)),
     (Phrase((4, 4), True), Phrase((UNK,), False)),
 ]
+REPEATED: list[tuple[Phrase, ...]] = [
+    (Phrase((4,), False),) * 3,
+    (Phrase((4, 5), False), Phrase((5, 4), False)),
+]
 PREFIXES: list[tuple[int, ...]] = [(), (4,), (UNK, 4), (5, 5)]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -56,9 +60,9 @@ def contains_avoided(ids: Sequence[int], lists: Sequence[list[str]]) -> bool:
     return any(occurs(text, phrase) for phrases in lists for phrase in phrases)
 
 
-def combinations() -> Iterator[WantedCase]:
+def combinations(choices: Sequence[tuple[Phrase, ...]] = PHRASES) -> Iterator[WantedCase]:
     """Yields phrases, prefixes and avoided phrases that do not contradict each other."""
-    for phrases, prefix, lists in product(PHRASES, PREFIXES, [*AVOIDED, []]):
+    for phrases, prefix, lists in product(choices, PREFIXES, [*AVOIDED, []]):
         needed = len(prefix) + sum(len(phrase.ids) for phrase in phrases)
         written = (prefix, *(phrase.ids for phrase in phrases))
         contradict = any(contains_avoided(ids, lists) for ids in written)
@@ -77,7 +81,7 @@ def test_phrases_prefixes_and_avoided_phrases_together(options: dict[str, Any]) 
     figures = {ids: judged(model, 0, ids, **options) for ids in everything()}
     every = sorted(((*each, ids) for ids, each in figures.items() if each is not None), reverse=True)
     cases, best = [], []
-    for case in combinations():
+    for case in combinations([*PHRASES, *REPEATED]):
         phrases, prefix, lists = case
         begun = [each for each in every if each[2][: len(prefix)] == prefix and holds(each[2], phrases)]
         expected = [each for each in begun if not contains_avoided(each[2], lists)][:3]

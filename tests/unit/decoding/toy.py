@@ -62,7 +62,6 @@ class ToyModel:
         self.seed = seed
         self.end_bias = end_bias
         self.spread = spread
-        self.steps = 0
         self.rows: list[int] = []
         self.held: list[int] = []
         self.encoded = 0
@@ -85,7 +84,6 @@ class ToyModel:
         )
 
     def step(self, tokens: Tensor, state: ToyState) -> tuple[Tensor, Tensor, ToyState]:
-        self.steps += 1
         self.rows.append(len(tokens))
         self.held.append(len(state.sentences))
         prefixes = state.prefixes * (self.size + 1) + tokens + 1
@@ -209,12 +207,3 @@ def assert_same(
             assert (one.attention is None) == (other.attention is None)
             if one.attention is not None:
                 torch.testing.assert_close(one.attention, other.attention, atol=within, rtol=0)
-
-
-def assert_alone_as_together(
-    model: ToyModel, sentences: Sequence[int], limits: Sequence[int], within: float, **options: Any
-) -> None:
-    """Checks that each sentence has the hypotheses alone that it has in a batch."""
-    together = search(model, sentences, limits, **options)
-    for sentence, limit, expected in zip(sentences, limits, together, strict=True):
-        assert_same(search(model, [sentence], [limit], **options), [expected], within)

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from econmt.config.recipe import load_recipe
 from econmt_distill import measuring, stages, timing
 from econmt_distill.teachers import TeacherChoice
 from econmt_distill.timing import TimedTranslations
+from tests.conftest import fails_with
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.distillation.conftest import STUDENT, calls
@@ -60,11 +60,7 @@ def test_a_program_teaches_and_the_same_command_goes_on(
     command = words(program())
     for stage in ("make_text", "train", "pack", "measure"):
         with monkeypatch.context() as patch:
-
-            def stopped(*_: Any, **__: Any) -> None:
-                raise KeyboardInterrupt
-
-            patch.setattr(stages, stage, stopped)
+            patch.setattr(stages, stage, fails_with(KeyboardInterrupt()))
             ended = call(*command)
             assert ended.code == 130
             assert ended.err.endswith("econmt: stopped; run the same command to go on in out\n")
@@ -101,8 +97,7 @@ def test_results_are_printed_and_written_as_json(
     written = json.loads((folder / "out/results.json").read_text())
     assert {key: written[key] for key in results} == results
     assert "python out/runtime < TEXT" in done.err
-    references = folder / "out/model/prepared/test.target.txt"
-    references.write_text((folder / "test.src").read_text().upper())
+    (folder / "test.trg").write_text((folder / "test.src").read_text().upper())
     assert json.loads(call(*words(program(), "--json")).out)["models"][0]["bleu"] == pytest.approx(100.0)
 
 
@@ -110,46 +105,29 @@ def test_results_are_printed_and_written_as_json(
 def test_a_model_folder_teaches_by_the_references(
     folder: Path, word_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Languages, validation and test text are the teacher's."""
+    """Languages, validation and test text are the teacher's; a line that is too long for it keeps its reference."""
     monkeypatch.chdir(folder)
+    most = load_recipe(word_model / "recipe.yaml").pairs.max_length
+    sources = (folder / "train.src").read_text().splitlines()
+    sources[3] = "a " * most + "a"
+    (folder / "train.src").write_text("".join(f"{line}\n" for line in sources))
     command = ["distill", word_model, "-s", "train.src", "-r", "small.yaml", "-o", "out"]
     done = call(*command, "-t", "train.trg", "--nbest-size", 2).succeeded()
     lists = lists_in(folder / "out")
     assert len(lists) == 40
     assert max(map(len, lists)) == 2
     texts = (folder / "out/text/train.trg").read_text().splitlines()
-    assert all(text in options for text, options in zip(texts, lists, strict=True))
-    assert "the reference itself" not in done.err
+    chosen = [text in options for text, options in zip(texts, lists, strict=True)]
+    assert all(chosen[:3] + chosen[4:])
+    assert texts[3] == (folder / "train.trg").read_text().splitlines()[3]
+    said = "the reference itself is learnt for 1 line, longer than data.max_length of the teacher or"
+    assert said in done.err
     without = call(*command)
     assert without.code == 2
     assert "other inputs: --beam-size 2 -> the model's; --nbest-size 2 -> 1" in without.err
     assert call(*command, "-t", "train.trg", "--nbest-size", 3).err.startswith(
         "econmt: error: --nbest-size 3: more than the teacher's beam size of 2"
     )
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("side", ["src", "trg"])
-def test_lines_longer_than_the_teacher_learnt_keep_their_reference(
-    folder: Path, word_model: Path, call: Call, monkeypatch: pytest.MonkeyPatch, side: str
-) -> None:
-    """One line or reference has a token too many, one as many as may be."""
-    monkeypatch.chdir(folder)
-    most = load_recipe(word_model / "recipe.yaml").pairs.max_length
-    texts = {name: (folder / f"train.{name}").read_text().splitlines() for name in ("src", "trg")}
-    word = texts[side][0].split()[0]
-    for row, length in ((3, most + 1), (5, most)):
-        texts[side][row] = " ".join([word] * length)
-    for name, lines in texts.items():
-        (folder / f"long.{name}").write_text("".join(f"{line}\n" for line in lines))
-    command = ["distill", word_model, "-s", "long.src", "-t", "long.trg", "-r", "small.yaml", "-o", side]
-    done = call(*command).succeeded()
-    said = "the reference itself is learnt for 1 line, longer than data.max_length of the teacher or"
-    assert said in done.err
-    learnt = (folder / side / "text/train.trg").read_text().splitlines()
-    assert learnt[3] == texts["trg"][3]
-    chosen = [text in options for text, options in zip(learnt, lists_in(folder / side), strict=True)]
-    assert all(chosen[:3] + chosen[4:])
 
 
 @pytest.mark.usefixtures("quick")
@@ -164,6 +142,8 @@ def test_what_an_error_says_to_delete_is_made_again(
     shutil.rmtree(folder / "out/model")
     call(*other).succeeded()
     assert (folder / "out/text/train.trg").read_text() == (folder / "train.src").read_text()
+    wider = "out/model: is trained with another recipe: model.embedding 6 -> 8; give the same, another --output, or del"
+    assert wider in call(*other, "model.embedding=8").err
 
 
 @pytest.mark.usefixtures("quick")
@@ -251,20 +231,6 @@ def test_a_broken_record_costs_no_more_than_what_it_is_about(
     assert calls(folder) == [16, 16, 8, 5, 5]
 
 
-@pytest.mark.usefixtures("quick")
-def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[..., str], call: Call) -> None:
-    command = words(program())
-    assert call(*command).code == 0
-    other = call(*command, "model.embedding=8")
-    assert other.code == 2
-    assert other.err.strip().splitlines()[-1] == (
-        "econmt: error: out/model: is trained with another recipe: model.embedding 6 -> 8; give the same, another "
-        "--output, or delete out/model to train again"
-    )
-    longer = call(*command, "training.max_updates=6").succeeded()
-    assert "resuming from update 4" in longer.err, "keys that matter for no parameter may change"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -276,6 +242,8 @@ def test_another_recipe_of_the_student_is_told(folder: Path, program: Callable[.
         (["nosuch", "-s", "train.src", "--nbest-size", 2], "--nbest-size is for --target"),
         (["--command", "cat", "-s", "train.src"], "give data.target=LANGUAGE and --valid PREFIX"),
         ([*COMPLETE, "--valid", "x"], "text x not found"),
+        ([*COMPLETE, "--test", "x"], "text x not found"),
+        ([*COMPLETE, "--also", "x"], "text x not found"),
         ([*COMPLETE, "data.target=src"], "data.source and data.target are both src"),
         ([*COMPLETE, "training.early_stopping.metric=hook"], "needs a validation hook"),
         ([*COMPLETE, "training.initialize_from=nothing"], "training.initialize_from nothing: no such file"),
@@ -304,12 +272,3 @@ def test_models_are_timed_in_a_process_of_their_own(word_model: Path, tmp_path: 
     assert 0 < result.seconds < 60
     with pytest.raises(timing.EconmtError, match=r"nothing: cannot be timed: .*model.json"):
         timing.timed(tmp_path / "nothing", ["a"])
-
-
-@pytest.mark.slow
-def test_timing_counts_the_seconds_of_programs(program: Callable[..., str]) -> None:
-    busy = "import sys, time\nwhile time.process_time() < 0.2: pass\nprint(sys.stdin.read(), end='')"
-    result = timing.timed(TeacherChoice(command=program(busy)), ["a b", "c"])
-    assert result.texts == ["a b", "c"]
-    assert result.seconds > 0.15
-    assert result.words_per_second == 3 / result.seconds

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import econmt
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt_distill import timing
 from econmt_distill.opening import open_teacher
 from econmt_distill.teachers import TeacherChoice
@@ -85,6 +85,61 @@ def test_the_measuring_process_gets_one_thread_and_its_task(
     assert json.loads((tmp_path / "task").read_text()) == {"runtime": str(tmp_path / "runtime"), "lines": []}
 
 
+OTHER: dict[str, tuple[object, bool]] = {
+    "folder": (Path("other"), False),  # its files are compared
+    "command": ("cat", True),
+    "beam_size": (3, True),
+    "nbest_size": (2, True),
+    "batch_size": (2, False),
+    "device": ("cuda", False),
+    "threads": (2, False),
+    "precision": ("float32", False),
+    "codes": (("en", "de"), True),
+}
+"""Another value of each field of a teacher, and True if translations depend on it."""
+
+
+def test_settings_name_what_translations_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("teacher", "other"):
+        Path(name).mkdir()
+        Path(name, "model.bin").touch()
+    teacher = TeacherChoice(folder=Path("teacher"), device="cpu")
+    assert {field.name for field in fields(TeacherChoice)} == OTHER.keys()
+    for name, (value, matters) in OTHER.items():
+        assert (replace(teacher, **{name: value}).settings != teacher.settings) == matters, name  # type: ignore[arg-type]
+    assert teacher.settings == {
+        "kind of teacher": "ctranslate2",
+        "--beam-size": "the model's",
+        "--nbest-size": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("beam", "wanted", "sizes"),
+    [
+        (None, None, (5, 5)),
+        (None, 5, (5, 5)),
+        (None, 2, (5, 2)),
+        (3, None, (3, 3)),
+        (3, 3, (3, 3)),
+        (8, None, (8, 5)),
+        (8, 8, (8, 8)),
+        (3, 4, None),
+        (None, 6, None),
+    ],
+)
+def test_several_translations_are_at_most_those_of_the_beam(
+    beam: int | None, wanted: int | None, sizes: tuple[int, int] | None
+) -> None:
+    teacher = TeacherChoice(command="cat", beam_size=beam)
+    if sizes is None:
+        with pytest.raises(EconmtError, match=f"--nbest-size {wanted}: more than the teacher's beam size of"):
+            teacher.with_nbest(wanted)
+    else:
+        assert teacher.with_nbest(wanted) == replace(teacher, beam_size=sizes[0], nbest_size=sizes[1])
+
+
 LINES = ["a b c", "", "d e", "a " * 1200, "h g f e d c b a", "b " * 1001]
 
 
@@ -109,17 +164,22 @@ def test_a_model_folder_translates_as_econmt_does(
     assert not capsys.readouterr().err
 
 
+def test_lines_are_too_long_beyond_those_that_the_teacher_learnt(word_model: Path) -> None:
+    most = econmt.load(word_model, device="cpu").recipe.pairs.max_length
+    too_long = TeacherChoice(folder=word_model).longer_than_training()
+    assert too_long is not None
+    fits, over = "a " * most, "a " * (most + 1)
+    assert [too_long(*texts) for texts in ((fits, fits), (over, "A"), ("a", over))] == [False, True, True]
+
+
 def test_the_files_of_a_teacher_are_those_that_translate(word_model: Path) -> None:
     names = ("recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt")
     assert list(TeacherChoice(folder=word_model).files) == [f"the teacher's {name}" for name in names]
 
 
-def test_what_cannot_teach_is_told(word_model: Path, tmp_path: Path) -> None:
+def test_a_folder_says_how_it_teaches(word_model: Path, tmp_path: Path) -> None:
     choice = TeacherChoice(folder=word_model)
     assert choice.with_nbest(None).nbest_size == 2, "the beam size of its recipe"
-    assert replace(choice, beam_size=9).with_nbest(None).nbest_size == 5
-    with pytest.raises(InputError, match="--nbest-size 4: more than the teacher's beam size of 3"):
-        replace(choice, beam_size=3).with_nbest(4)
     (tmp_path / "config.json").write_text("{}")
     assert TeacherChoice(folder=tmp_path).kind == "transformers"
 

@@ -189,26 +189,6 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
 
 
 @pytest.mark.cuda
-def test_a_run_that_goes_back_to_its_best_keeps_its_graphs(make_run: MakeRun) -> None:
-    """At update 6, to update 2: the rate is so small that nothing improves after the first checkpoint."""
-    back = (
-        *GPU,
-        "model.dropout=0.0",
-        "training.schedule={name: plateau-reduce, reduce_num_not_improved: 2, reduce_factor: 0.5}",
-        "training.optimizer.learning_rate=1.0e-12",
-    )
-    runs = make_run(*back), make_run(*back, "training.cuda_graphs=off", name="launched")
-    for run in runs:
-        run.train()
-    graphed, launched = (run.trainer() for run in runs)
-    assert graphed.schedule.factor == launched.schedule.factor == 0.5
-    found, wanted = (optimizer_tensors(each.optimizer, each.parameters) for each in (graphed, launched))
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
-        assert not name.startswith("step/") or float(value) == 4.0
-
-
-@pytest.mark.cuda
 @pytest.mark.parametrize("captures", [False, True], ids=["warm-up", "capture"])
 def test_too_little_memory_for_a_graph_is_one_line(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, captures: bool
@@ -310,20 +290,13 @@ def test_a_replay_reads_the_batch_that_it_is_given(several: bool) -> None:
 
 
 def test_rows_that_are_missing_change_nothing() -> None:
+    """Nor does the order of batches, where the most rows of a shape are known."""
     whole, *_ = bags()
-    eager, step, graphed = twin(most_rows=lambda _: len(whole.indices))
-    updates = [[whole.first(3)], [whole.first(1)]]
+    eager, step, graphed = twin(most_rows=lambda batch: {7: 8, 5: 2}[batch.source.shape[1]])
+    updates = [[whole.first(3)], [whole]]
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
-    assert replays(graphed) == [2]
-
-
-def test_the_order_of_batches_makes_no_difference_where_their_rows_are_known() -> None:
-    whole, *_ = bags()
-    *_, graphed = twin(most_rows=lambda batch: {7: 8, 5: 2}[batch.source.shape[1]])
-    for batch in (whole.first(2), whole, whole.first(5)):
-        graphed([batch])
     (captured,) = graphed._graphs.graphs.values()
-    assert (captured.result[0].rows, replays(graphed)) == (8, [3])
+    assert (captured.result[0].rows, replays(graphed)) == (8, [2])
 
 
 def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:

@@ -121,27 +121,6 @@ def test_replays_skip_overflows_and_change_the_scale(count: int, clipping: str) 
     assert any(later > earlier for earlier, later in itertools.pairwise(scales))
 
 
-def test_the_graph_of_a_shape_is_the_same_whatever_came_before() -> None:
-    """A batch of few rows first or last: it runs in the graph of the most rows, filled up, and learns the same."""
-    found = []
-    for first in (0, 1):
-        step = make_step()
-        torch.manual_seed(8)
-        batches = [step.task.example(Shape(rows, 5, 4)) for rows in (2, 6)]
-        graphed = GraphedStep(step, most_rows=lambda _: 6)
-        graphed.capture(batches[first])
-        for _ in range(2):
-            graphed([batches[0]])
-        assert graphed.captured == 1
-        found.append(parameters(step.model))
-    assert_same_bits(found[1], found[0])
-    eager = make_step()
-    for _ in range(2):
-        eager([batches[0]])
-    for name, value in parameters(eager.model).items():
-        torch.testing.assert_close(found[0][name], value, rtol=1e-4, atol=1e-5)
-
-
 def test_a_step_launched_between_replays_changes_no_later_one() -> None:
     """Validation, and a shape that could not be captured, run between replays."""
     found = []

@@ -163,17 +163,3 @@ def test_tomorrow_is_measured_anew(clock: Clock, monkeypatch: pytest.MonkeyPatch
     assert measured_today("a", clock) == {"one": 2.0}
     (entries,) = json.loads(Store().path.read_text())["machines"].values()
     assert list(entries) == ["op", "a, 2999-01-01"]
-
-
-@pytest.mark.parametrize("content", ["", '{"machines": {}}', '[["a", {"one": [-1.0, 1, 1, 0, 0]}]]'])
-@pytest.mark.filterwarnings("ignore:econmt_ops:RuntimeWarning")
-def test_a_broken_file_is_written_anew(clock: Clock, content: str) -> None:
-    Store().path.parent.mkdir(parents=True)
-    Store().path.write_text(content)
-    assert measured_today("a", clock) == measured_today("a", clock) == {"one": 1.0}
-
-
-def test_where_nothing_can_be_written_each_command_measures(clock: Clock, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    assert measured_today("a", clock) == {"one": 1.0}
-    assert measured_today("a", clock) == {"one": 2.0}

@@ -16,10 +16,9 @@ from econmt.data.batching.batches import Batch
 from econmt.engine import step as module
 from econmt.engine.communicator import Communicator, Reduction
 from econmt.engine.measurement import measure_step
-from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import NAMED, Precision
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep, updates_in_backward
-from econmt.model import Implementations, layers
+from econmt.model import Implementations
 from econmt.model.layers import draw_seed
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -45,90 +44,6 @@ def make_step(task: TranslationTask, precision: Precision | None = None) -> Trai
 def some_batches(task: TranslationTask) -> list[Batch]:
     torch.manual_seed(6)
     return [task.example(shape) for shape in SHAPES]
-
-
-def by_hand(
-    task: TranslationTask, batches: list[Batch], updates: int
-) -> tuple[dict[str, Tensor], list[float]]:
-    """Parameters and losses of a loop without the step, its gradients those of sparse rows where the step's are."""
-    torch.manual_seed(5)
-    model = task.build_model().train()
-    layers.give_sparse_gradients(model)
-    training = task.recipe.training
-    optimizer = make_optimizer(dict(model.named_parameters()), training.optimizer)
-    losses = []
-    torch.manual_seed(7)
-    for _ in range(updates):
-        for parameter in model.parameters():
-            parameter.grad = None
-        total = torch.zeros(())
-        for batch in batches:
-            optimizer.make_dense()
-            source, target = (batch.source, batch.source_lengths), (batch.target_input, batch.target_output)
-            loss = model.loss(*source, *target, training.label_smoothing)
-            total = total + loss.detach()
-            torch.autograd.backward(loss / sum(batch.target_tokens for batch in batches))
-        optimizer.clip(training.gradient_clipping.type, training.gradient_clipping.threshold)
-        optimizer.step()
-        losses.append(float(total))
-    return parameters(model), losses
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        (CLIPPED,),
-        ("training.gradient_clipping={type: value, threshold: 0.0001}",),
-        ("training.gradient_clipping={type: none}", "training.optimizer={name: sgd, momentum: 0.9}"),
-        ("model.weight_tying=src_trg_softmax", CLIPPED),
-    ],
-    ids=["plain", "norm", "value", "momentum", "tied"],
-)
-@pytest.mark.parametrize("count", [1, 3], ids=["one batch", "three batches"])
-def test_equals_the_loop_written_by_hand(overrides: tuple[str, ...], count: int) -> None:
-    task = make_task(*overrides)
-    batches = some_batches(task)[-count:]
-    step = make_step(task)
-    torch.manual_seed(7)
-    losses = [float(step(batches).loss) for _ in range(3)]
-    wanted, expected = by_hand(task, batches, 3)
-    assert losses == expected
-    assert_same_bits(parameters(step.model), wanted)
-
-
-def test_the_rows_of_few_words_are_a_sparse_gradient() -> None:
-    task = make_task()
-    step = make_step(task)
-    few, many = some_batches(task)[-1], task.example(Shape(9, 9, 9))
-    for batch, sparse in ((few, True), (many, False)):
-        step.gradient([batch], step.tokens([batch]))
-        gradient = step.model.get_parameter("source_embedding.weight").grad
-        assert gradient.is_sparse == sparse
-
-
-def test_a_sum_over_batches_is_divided_by_the_tokens_of_all() -> None:
-    """The gradient alone changes no parameter, and each call forgets the one before."""
-    task = make_task("model.dropout=0.0")
-    step = make_step(task)
-    before, batches = parameters(step.model), some_batches(task)
-    tokens = step.tokens(batches)
-    assert (int(tokens), tokens.dtype) == (15 + 6 + 1, torch.int64)
-    whole = step.gradient(batches, tokens)
-    found = gradients(step.model)
-    parts = [step.gradient([batch], tokens) for batch in batches]
-    assert float(whole.loss) == pytest.approx(sum(float(part.loss) for part in parts))
-    again = step.gradient(batches, tokens)
-    assert torch.equal(again.norm, whole.norm)
-    assert_same_bits(gradients(step.model), found)
-    step.clear()
-    losses = [step.accumulate(batch, tokens, step.implementations) for batch in batches]
-    assert torch.equal(step.finish(torch.stack(losses).sum()).norm, whole.norm)
-    assert_same_bits(gradients(step.model), found)
-    assert_same_bits(parameters(step.model), before)
-    step.update()
-    assert any(not torch.equal(before[name], value) for name, value in parameters(step.model).items())
 
 
 def test_gradients_that_are_kept_stay_where_they_are_and_are_the_same() -> None:

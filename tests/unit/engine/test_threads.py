@@ -93,7 +93,7 @@ def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None
         (6.1, 1, None),
         (6.1, 2, busy),
     ):
-        monkeypatch.setattr(threads, "_load", lambda load=load: load)
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load,) * 3, raising=False)
         assert crowded(count) == warning
 
 

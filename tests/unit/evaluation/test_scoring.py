@@ -206,31 +206,9 @@ def test_models_decide() -> None:
     assert [each.text for each in next(reranking.rerank(equal, lambda *_: [[2.0, 2.0]]))] == ["b", "a"]
 
 
-HYPOTHESES = [
-    "Ein Hund rennt über die Wiese.  ",
-    "Zwei Männer sitzen auf einer Bank",
-    "",
-    "Das ist ein Test.",
-]
-REFERENCES = ["Ein Hund läuft über die Wiese.", "Zwei Männer sitzen auf der Bank. ", "", "Dies ist ein Test."]
-
-
-def test_bleu_is_that_of_the_stripped_lines() -> None:
-    found = metrics.bleu(HYPOTHESES, REFERENCES)
-    theirs = sacrebleu.BLEU()
-    ours, other = ([line.rstrip() for line in lines] for lines in (HYPOTHESES, REFERENCES))
-    expected = theirs.corpus_score(ours, [other])
-    assert found.value == expected.score
-    assert found.value == pytest.approx(49.0, abs=10)
-    assert found.signature == str(theirs.get_signature())
-    assert found.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert found.text == expected.format(2, signature=found.signature)
-    assert found.name == "BLEU"
-
-
 def test_counts_must_agree() -> None:
     with pytest.raises(ValueError, match="3 hypotheses and 4 references"):
-        metrics.bleu(HYPOTHESES[:3], REFERENCES)
+        metrics.bleu(["a"] * 3, ["a"] * 4)
     with pytest.raises(ValueError, match="0 hypotheses"):
         metrics.bleu([], [])
 
@@ -299,17 +277,3 @@ def test_a_system_is_better_in_the_direction_of_the_metric() -> None:
         assert [each.better for each in significance.systems] == [None, None, True, False]
         assert significance.systems[0].p_value is None
         assert significance.systems[1].p_value is not None
-
-
-def test_case_is_ignored_where_asked_for() -> None:
-    score = {
-        (name, lowercase): metrics.corpus_score(
-            metrics.make_metric(name, [["Ein Hund läuft sehr weit"]], lowercase=lowercase),
-            ["ein hund läuft sehr weit"],
-        ).value
-        for name in ("bleu", "chrf")
-        for lowercase in (False, True)
-    }
-    assert score["chrf", True] == pytest.approx(100.0)
-    assert score["chrf", False] < 90.0
-    assert score["bleu", False] < score["bleu", True]

@@ -206,9 +206,3 @@ def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
         assert partition.parts(hidden) <= partition.programs <= limits.multiprocessors == 24
         assert partition.shared(terms, outputs, 2) <= limits.shared == 101_376
         assert partition.split == 1
-
-
-def test_without_the_limits_more_layers_are_persistent() -> None:
-    with simulated_gpu(**CARD):
-        assert division.divide(64, 512, torch.bfloat16, limits_of(GPU), back=False) is None
-    assert division.divide(64, 512, torch.bfloat16, limits_of(GPU), back=False) is not None

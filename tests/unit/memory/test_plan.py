@@ -542,3 +542,19 @@ def test_a_hopeless_budget_is_refused_by_estimates_of_one_sentence() -> None:
         planner.allot()
     assert {shape.rows for shape in seen} == {1}
     assert len(seen) <= 3
+
+
+def test_a_refusal_names_the_longest_sentences_that_fit() -> None:
+    def plan(longest: int) -> list[BatchBudget]:
+        sides = range(10, longest + 1 + 10, 10)  # of sentences with their end
+        return planner_of([BatchShape(side, side, 8, 3) for side in sides], 3500, peak).allot()
+
+    def peak(_: Implementations, shape: Shape, accumulating: bool) -> int:
+        return 1000 + shape.rows * shape.source * shape.target
+
+    with pytest.raises(InputError, match=r" or data\.max_length=(\d+)$") as refused:
+        plan(79)
+    longest = int(str(refused.value).rpartition("=")[2])
+    assert plan(longest)
+    with pytest.raises(InputError):
+        plan(longest + 1)

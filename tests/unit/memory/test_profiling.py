@@ -131,14 +131,6 @@ def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> No
     assert said[0] == "predicting reference, 32 x 6 x 5"
 
 
-def test_what_fits_no_memory_is_estimated(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "budget_bytes", lambda *_: 1000)
-    (found,) = profile(task, ROWS[:1])
-    assert (found.measured, found.times, found.timed_shape) == (False, None, None)
-    assert found.tokens_per_second is None
-    assert found.bytes.peak > 1000
-
-
 def test_a_row_comes_as_soon_as_it_is_measured(
     task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_widths_that_do_not_fit() -> None:
     for message, changes in {
         "size has 2 widths and layers is 3; give one width for each layer": {"size": [7, 6]},
         "weight_tying softmax needs the last width of size, 4, equal to embedding 5": {"embedding": 5},
+        "the last width of size, 7, equal to embedding 4": {"size": [4, 6, 7]},
         "greater than or equal to 1": {"size": [7, 0, 4]},
     }.items():
         with pytest.raises(ValueError, match=message):

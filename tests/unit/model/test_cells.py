@@ -12,20 +12,18 @@ from econmt.config import model, recipe
 from econmt.config.stacks import CELLS as RULES
 from econmt.config.stacks import RecurrentStack
 from econmt.data.batching.pair_flops import pair_flops
-from econmt.model import Implementations, TranslationModel
+from econmt.model import TranslationModel
 from econmt.model.cells import CELLS
 from econmt.model.layers import Factors, LSTMLayer, RecurrentLayer
 from tests.unit.model.test_translation import (
     VOCABULARY,
     check_rows_and_steps,
-    log_probabilities,
     make_batch,
     make_config,
     make_model,
 )
 
 OTHERS = [name for name in CELLS if name != "lstm"]
-FEEDING = [name for name in OTHERS if RULES[name].feeding]
 each_cell = pytest.mark.parametrize("cell", OTHERS)
 
 
@@ -35,36 +33,6 @@ def config_of(cell: str, layers: int = 2, residual: bool = True, **options: obje
         decoder={"cell": cell, "size": 8, "layers": layers, "input_feeding": False, "residual": residual},
         **options,
     )
-
-
-def feeding_config(cell: str, **options: object) -> model.Model:
-    decoder = {"cell": cell, "size": 8, "layers": 2, "residual": True, "input_feeding": True}
-    return make_config(encoder={"size": 8, "layers": 1}, decoder=decoder, **options)
-
-
-@pytest.mark.parametrize("cell", FEEDING)
-@pytest.mark.parametrize("state_init", ["last", "zero"])
-def test_input_feeding_in_search_and_training(cell: str, state_init: str) -> None:
-    """Steps of a search equal teacher forcing; outputs are fed; recomputation changes no gradient."""
-    config = feeding_config(cell)
-    decoder = config.decoder.model_copy(update={"state_init": state_init})
-    config = config.model_copy(update={"decoder": decoder})
-    model = make_model(config)
-    expected, _ = check_rows_and_steps(model)
-    fed = model.decoder.layers[0]
-    with torch.no_grad():
-        columns = fed.input[:, 6:14]  # those of the attentional vector
-        columns += torch.randn_like(columns)
-        others = log_probabilities(model, model(*make_batch()[:3]))
-    torch.testing.assert_close(others[:, 0], expected[:, 0])
-    assert not torch.allclose(others[:, 1], expected[:, 1])
-    gradients = []
-    for name in ("reference", "recompute"):
-        model.zero_grad()
-        model.train().loss(*make_batch(), implementations=Implementations.everywhere(name)).backward()
-        gradients.append([part.grad.clone() for part in model.parameters()])  # type: ignore[union-attr]
-        assert all(bool(gradient.any()) for gradient in gradients[-1])
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-10)
 
 
 def test_recipes_and_models_know_the_same_cells() -> None:
@@ -103,22 +71,6 @@ def test_rows_and_steps(cell: str, layers: int, state_init: str, encoder: dict[s
     turned = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]), 1)
     for kept, whole in zip(turned.memory, state.memory, strict=True):
         assert torch.equal(kept, whole[[2, 0]])
-
-
-@each_cell
-def test_every_parameter_learns_whatever_the_implementation(cell: str) -> None:
-    batch = make_batch()
-    found = []
-    for name in ("reference", "recompute", "auto"):
-        model = make_model(config_of(cell)).train()
-        model.implementations = model.implementations._replace(encoder=name, decoder=name)
-        model.loss(*batch).backward()
-        gradients = {key: weight.grad for key, weight in model.named_parameters()}
-        assert all(gradient is not None and bool(gradient.any()) for gradient in gradients.values())
-        found.append(gradients)
-    for other in found[1:]:
-        for key, gradient in found[0].items():
-            torch.testing.assert_close(other[key], gradient, rtol=1e-8, atol=1e-10)
 
 
 @each_cell
@@ -207,19 +159,12 @@ def test_equals_the_model_with_the_factors_multiplied_out(options: dict[str, obj
 
 
 def test_parameters_have_the_names_and_shapes_of_factors() -> None:
-    thin, whole = make_model(make_config(**RANKS)), make_model(make_config())
+    thin = make_model(make_config(**RANKS))
     shapes = {name: tuple(part.shape) for name, part in thin.named_parameters()}
     assert shapes["encoder.forward_layers.0.hidden.left"] == (16, 2)
     assert shapes["encoder.forward_layers.0.hidden.right"] == (2, 4)
     assert shapes["decoder.layers.0.input.left"] == (32, 3)
     assert shapes["decoder.layers.0.input.right"] == (3, 6 + 8)
-    for name, part in whole.named_parameters():
-        factors = [shapes.get(f"{name}.{end}") for end in ("left", "right")]
-        if None in factors:
-            assert shapes[name] == tuple(part.shape)
-        else:
-            (rows, rank), (other, columns) = factors
-            assert (rows, columns, rank) == (*part.shape, other)
     layers = thin.parameter_layers()
     assert layers["encoder.upper_layers.0.hidden.right"] == "encoder"
     assert layers["decoder.layers.1.input.left"] == "decoder"

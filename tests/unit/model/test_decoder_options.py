@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from econmt.model import Implementations, IncrementalModel, TranslationModel
+from econmt.model import Implementations, TranslationModel
 from econmt_ops import linear_cross_entropy
 from tests.ops import definitions
 from tests.ops.definitions import recurrent
 from tests.unit.model import test_translation
-from tests.unit.model.test_incremental import check
 
 CELLS = ("lstm", "gru", "lnlstm", "lnglstm")
 COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
@@ -44,7 +43,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "attention__type": "bilinear",
     },
     "factorized": {"layer_normalization": True, "decoder__context_gating": True, "decoder__rank": 2},
-    **{f"{cell}-alone": {"decoder__cell": cell, "decoder__layers": 1} for cell in CELLS[1:]},
+    **{
+        f"{cell}-alone": {"decoder__cell": cell, "decoder__layers": 1, "decoder__state_init": "zero"}
+        for cell in CELLS[1:]
+    },
     **{
         f"{cell}-{kind}": {"decoder__cell": cell, "decoder__layers": 3, "attention__type": kind}
         for cell, kind in zip(CELLS[1:], ("scaled_dot", "bilinear", "dot"), strict=True)
@@ -186,31 +188,6 @@ def test_dropout_draws_the_same(cell: str, variational: bool) -> None:
         losses.append(test_translation.sum_of_losses(model.train()))
         assert not torch.isclose(losses[-1], still)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
-
-
-@pytest.mark.parametrize("name", ["coverage-gru", "coverage-fertility", "gru-together", "lnlstm-together"])
-def test_hypotheses_have_their_own_coverage(name: str) -> None:
-    """Rows that share a sentence, and rows whose sentences have left, continue as if each was alone."""
-    model = drawn(OPTIONS[name])
-    source, lengths, target_input, _ = test_translation.make_batch()
-    steps = IncrementalModel(model)
-    _, _, state = steps.step(target_input[:, 0], steps.encode(source, lengths))
-    state = state.select(torch.tensor([2, 1, 2]), torch.tensor([8, 3, 6]), 3)
-    _, _, state = steps.step(torch.tensor([5, 6, 7]), state)
-    state = state.select(torch.tensor([0, 2, 1]), torch.tensor([7, 6, 5]), 3).keep(torch.tensor([1, 2]))
-    found, attention, _ = steps.step(torch.tensor([8, 9, 4]), state)
-    assert attention.shape == (3, 4)
-    check(found, model, [(2, [5, 8]), (2, [7, 9]), (1, [6, 4])])
-
-
-def test_coverage_that_nothing_reads_changes_nothing() -> None:
-    """A model takes the parameters of one without coverage, and computes the same."""
-    plain = drawn({})
-    covered = drawn({"attention__coverage": {"type": "gru", "num_hidden": 2}})
-    assert covered.load_state_dict(plain.state_dict(), strict=False).missing_keys
-    nn.init.zeros_(covered.decoder.attention.coverage.key.weight)
-    losses = [test_translation.sum_of_losses(model) for model in (plain, covered)]
-    torch.testing.assert_close(*losses, rtol=1e-12, atol=1e-12)
 
 
 def test_both_matrices_behind_a_gate_are_initialized() -> None:

@@ -14,20 +14,18 @@ from econmt.model.inference import layout
 from econmt.model.inference.attention import StepAttention
 from econmt.model.inference.encoder import PrepackedEncoder
 from econmt.model.inference.state import Sources
+from tests.unit.model.test_decoder_options import OPTIONS, drawn
 from tests.unit.model.test_translation import log_probabilities, make_batch, make_config, make_model
 
-KINDS = pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"attention__layer_norm": True},
-        {"attention__type": "dot"},
-        {"decoder__input_feeding": False},
-        {"decoder__rank": 3},
-        {"decoder__rank": 3, "decoder__input_feeding": False, "decoder__residual": True},
-    ],
-    ids=["additive", "layer-norm", "dot", "parallel", "rank", "parallel-rank"],
-)
+KINDS: dict[str, dict[str, object]] = {
+    "additive": {},
+    "layer-norm": {"attention__layer_norm": True},
+    "dot": {"attention__type": "dot"},
+    "parallel": {"decoder__input_feeding": False},
+    "rank": {"decoder__rank": 3},
+    "parallel-rank": {"decoder__rank": 3, "decoder__input_feeding": False, "decoder__residual": True},
+}
+COVERED = ("coverage-gru", "coverage-fertility", "gru-together", "lnlstm-together")
 
 
 def begin(model: IncrementalModel) -> IncrementalState:
@@ -54,7 +52,7 @@ def check(found: Tensor, model: TranslationModel, prefixes: list[tuple[int, list
 
 
 @pytest.mark.cuda
-@KINDS
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_steps_on_a_gpu_are_those_on_the_cpu(options: dict[str, object]) -> None:
     model = make_model(make_config(**options))
     source, lengths, target_input, _ = make_batch()
@@ -68,9 +66,10 @@ def test_steps_on_a_gpu_are_those_on_the_cpu(options: dict[str, object]) -> None
     torch.testing.assert_close(seen.cpu(), attention, rtol=1e-9, atol=1e-11)
 
 
-@KINDS
+@pytest.mark.parametrize("options", [*KINDS.values(), *map(OPTIONS.get, COVERED)], ids=[*KINDS, *COVERED])
 def test_hypotheses_share_their_sentence(options: dict[str, object]) -> None:
-    model = make_model(make_config(**options))
+    """Each row goes on as if it was alone, with its own coverage."""
+    model = drawn(options)
     steps = IncrementalModel(model)
     # Sentence 2 has two rows, sentence 0 one, sentence 1 none; rows lie in no order and not in the first cells.
     state = begin(steps).select(torch.tensor([2, 0, 2]), torch.tensor([8, 1, 6]), 3)
@@ -217,32 +216,13 @@ def test_it_gives_what_the_model_gives(options: dict[str, object]) -> None:
     source, lengths, _, _ = make_batch()
     with torch.no_grad():
         expected = model.encode(source, lengths)
-        found = PrepackedEncoder(model, torch.float32)(source, lengths)
+        encoder = PrepackedEncoder(model, torch.float32)
+        found = encoder(source, lengths)
+        source[1, 2:] = torch.tensor([12, 4, 9])  # padding, which is not read
+        other = encoder(source, lengths)
+    assert torch.equal(other.summary, found.summary)
+    assert torch.equal(other.memory.values, found.memory.values)
     torch.testing.assert_close(found.summary, expected.summary)
     torch.testing.assert_close(found.memory.values, expected.memory.values)
     torch.testing.assert_close(found.memory.keys, expected.memory.keys)
     assert found.memory.values[1, 2:].abs().max() == 0.0
-
-
-@ENCODERS
-def test_what_stands_in_the_padding_is_not_read(options: dict[str, object]) -> None:
-    encoder = PrepackedEncoder(make_model(make_config(**options)).float(), torch.float32)
-    source, lengths, _, _ = make_batch()
-    with torch.no_grad():
-        expected = encoder(source, lengths)
-        source[1, 2:] = torch.tensor([12, 4, 9])
-        found = encoder(source, lengths)
-    assert torch.equal(found.summary, expected.summary)
-    assert torch.equal(found.memory.values, expected.memory.values)
-
-
-def test_bfloat16_is_near_float32() -> None:
-    model = make_model(make_config()).float()
-    source, lengths, _, _ = make_batch()
-    with torch.no_grad():
-        expected = model.encode(source, lengths)
-        found = PrepackedEncoder(model, torch.bfloat16)(source, lengths)
-    assert found.memory.values.dtype == torch.bfloat16
-    assert not torch.equal(found.memory.values.float(), expected.memory.values)
-    torch.testing.assert_close(found.memory.values.float(), expected.memory.values, rtol=0.03, atol=0.01)
-    torch.testing.assert_close(found.summary.float(), expected.summary, rtol=0.03, atol=0.01)

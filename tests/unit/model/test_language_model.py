@@ -37,7 +37,7 @@ def loss_of(model: LanguageModel, ids: Tensor, carries: int = 1, **how: Implemen
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "lnlstm", "lnglstm", "gilr_lstm"])
 def test_weight_drop_drops_recurrent_matrices_alone(cell: str) -> None:
-    model = make(cell=cell, dropout={"weights": 0.5}, size=40)
+    model = make(cell=cell, dropout={"embedding": 0.5, "weights": 0.5}, size=40)
 
     def weights() -> list[Any]:
         seeds = model.draw_seeds()
@@ -56,40 +56,12 @@ def test_weight_drop_drops_recurrent_matrices_alone(cell: str) -> None:
         torch.manual_seed(5)
         with drawing_from(None, first_row):
             masks[first_row // 3] = weights()[1].hidden == 0.0
+            assert type(model.draw_seeds().words) is int, "the words of a rank are those of all ranks"
     assert torch.equal(*masks), "all processes of a run drop the same weights"
     ids = tokens(4)
     assert not torch.equal(loss_of(model, ids, 0), loss_of(model, ids, 0))
     model.eval()
     assert all(torch.equal(w.hidden, layer.hidden) for w, layer in zip(weights(), model.layers, strict=True))
-
-
-def test_dropped_words_are_dropped_wherever_they_stand() -> None:
-    model = make(dropout={"embedding": 0.5})
-    ids = torch.tensor([[4, 5, 6, 7, 8, 9, 10], [10, 9, 8, 7, 6, 5, 4]])
-    embedded = model.embedding(ids)
-    found = model.drop_inputs(embedded, ids, model.draw_seeds())
-    gone = (found == 0.0).all(2)
-    assert torch.equal(gone[0], gone[1].flip(0))
-    assert 0 < int(gone[0].sum()) < 7
-    torch.testing.assert_close(found[~gone], 2.0 * embedded[~gone])
-    with drawing_from(None, 3):
-        assert type(model.draw_seeds().words) is int, "the words of a rank are those of all ranks"
-
-
-def test_the_state_is_carried_without_a_gradient() -> None:
-    model = make()
-    whole = tokens(8)
-    first, second = whole[:, :5], whole[:, 4:]
-    loss_of(model, first, carries=0)
-    left = model.carried.clone()
-    carried = loss_of(model, second)
-    carried.backward()
-    together = loss_of(make(), whole, carries=0)
-    alone = loss_of(make(), first, carries=0)
-    torch.testing.assert_close(carried, together - alone)
-    assert not torch.equal(loss_of(make(), second, carries=0), carried)
-    assert float(left[:, :, 0].abs().sum()) == 0.0
-    assert not model.carried.requires_grad
 
 
 def test_evaluation_leaves_the_state_of_training_alone() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import torch
 from rich.console import Console
 from torch import Tensor, distributed, nn
 
@@ -24,7 +23,6 @@ from econmt.data.batching.store import open_prepared, prepare
 from econmt.engine.communicator import Communicator
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import EconmtError
-from econmt.model.layers import Embedding
 from econmt.parallel import processes
 from econmt.tasks.translation import TranslationTask
 from econmt.training import ranks
@@ -125,14 +123,6 @@ def trainer_of(communicator: Communicator, path: Path, text: Path, overrides: Se
     return trainer
 
 
-def state_bytes(communicator: Communicator, path: Path, text: Path) -> int:
-    """Bytes of optimizer state after an update."""
-    trainer = trainer_of(communicator, path, text)
-    trainer.gradient([next(trainer.batches)])
-    trainer.step.update()
-    return sum(value.nbytes for state in trainer.optimizer.state.values() for value in state.values())
-
-
 def float16_updates(
     communicator: Communicator, path: Path, text: Path, overrides: Sequence[str]
 ) -> list[list[float]]:
@@ -152,23 +142,6 @@ def float16_updates(
             total = sum(float(part.double().sum()) for part in trainer.parameters.values())
             found.append([trainer.step.loss_scale.state()[0], float(trainer.state.skipped), total])
     return found
-
-
-def reduced(communicator: Communicator, _precision: str) -> Tensor:
-    """The sum of gradients of a matrix that each rank draws otherwise, some of it through rows of a table."""
-    draw = torch.Generator().manual_seed(communicator.rank)
-    matrix = nn.Parameter(torch.zeros(7, 5))
-    table = Embedding(100, 5)
-    table.sparse = True
-    reduction = communicator.reduction([matrix, *table.parameters()])
-    reduction.begin()
-    ids = torch.randint(0, 90, (4 + communicator.rank,), generator=draw)
-    values = torch.randn(7, 5, generator=draw)
-    loss = (matrix * values).sum() + table(ids).sum() * (1 + communicator.rank)
-    loss.backward()
-    loss = loss.detach()
-    reduction.finish(loss)
-    return torch.cat([matrix.grad, table.weight.grad.to_dense()])
 
 
 def short_of_memory(communicator: Communicator, path: Path, text: Path, overrides: Sequence[str]) -> str:

@@ -152,24 +152,6 @@ def test_ranks_that_share_the_optimizer_save_what_one_saves(group: Group, text: 
     assert files[0] == files[1]
 
 
-@pytest.mark.slow
-def test_each_rank_holds_a_share_of_the_state(group: Group, text: Path, tmp_path: Path) -> None:
-    path = recipe_in(tmp_path, text)
-    sizes = group.run(2, jobs.state_bytes, path, text, shard_optimizer=True)
-    (whole,) = set(group.run(2, jobs.state_bytes, path, text))
-    assert sum(sizes) == pytest.approx(whole, rel=0.01)
-    assert max(sizes) < 0.55 * whole
-
-
-@pytest.mark.slow
-def test_gradients_may_travel_in_bfloat16(group: Group) -> None:
-    sums = group.run(2, jobs.reduced, "bfloat16", reduction="bfloat16")
-    exact = group.run(2, jobs.reduced, "float32")
-    assert sums[0].equal(sums[1])
-    torch.testing.assert_close(sums[0], exact[0], rtol=0.0, atol=0.03)
-    assert not sums[0].equal(exact[0])
-
-
 @pytest.mark.parametrize("shares", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_ranks_agree_on_overflows_of_float16(
     group: Group, text: Path, tmp_path: Path, *, shares: bool

@@ -98,22 +98,12 @@ def wait_for_rendezvous(run: Run, reached: Callable[[], object] | None = None) -
     run.wait_until(lambda: connections_to(port) > 1)  # one is the launcher's
 
 
-def wait_for_import(run: Run) -> None:
-    run.wait_until(lambda: imports_torch(run.ranks().get(0, 0)))
-
-
-def wait_for_checkpoint(run: Run) -> None:
-    run.wait_until(run.folder.temporaries)
-
-
 @pytest.mark.parametrize(
     "wait",
     [
         wait_for_start,
-        pytest.param(wait_for_import, marks=pytest.mark.thorough),
         pytest.param(wait_for_rendezvous, marks=pytest.mark.slow),
         pytest.param(Run.wait_until_it_trains, marks=pytest.mark.slow),
-        pytest.param(wait_for_checkpoint, marks=pytest.mark.thorough),
     ],
 )
 def test_no_rank_outlives_its_launcher(start: Callable[..., Run], wait: Callable[[Run], None]) -> None:
@@ -185,15 +175,3 @@ def test_a_signal_saves_and_ends_all(
     (line,) = [each for each in run.said.splitlines() if each.startswith("econmt: ")]
     assert line.startswith(f"econmt: {name}: saved at update ")
     assert f"saved at update {run.folder.commits()[-1].update} in " in line
-
-
-@pytest.mark.thorough
-def test_a_rank_that_hangs_is_named_and_all_end(start: Callable[..., Run]) -> None:
-    run = start("parallel.timeout=20")
-    run.wait_until_it_trains()
-    os.kill(run.ranks()[1], signal.SIGSTOP)
-    assert run.wait() == 1
-    (line,) = [each for each in run.said.splitlines() if each.startswith("econmt: ")]
-    assert line.startswith("econmt: error: rank 1 (")
-    assert "does not answer, after update " in line
-    assert not processes_of_run(run.mark)

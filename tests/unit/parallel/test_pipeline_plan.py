@@ -17,7 +17,7 @@ from econmt.model import Implementations
 from econmt.parallel.pipeline.costs import plan_pipeline
 from econmt.parallel.pipeline.model_parts import divided
 from econmt.parallel.pipeline.partition import Link, Piece, PipelinePlan, divide
-from econmt.parallel.pipeline.plan import Action, Like, PipelinePart, Walk, actions_of, early
+from econmt.parallel.pipeline.plan import Action, Like, PipelinePart, actions_of, early
 from econmt.tasks.protocol import Shape, Task
 from tests.unit.parallel.pipeline_checks import PLAIN, language_model_task, translation_task
 
@@ -83,36 +83,6 @@ def test_no_transfer_waits_for_ever_and_receipts_begin_early(seed: int) -> None:
         for number, action in enumerate(after):
             if action.kind == "receive" and number:
                 assert after[number - 1].peer == action.peer or after[number - 1].kind == "receive"
-
-
-def test_a_walk_is_the_backward_pass_of_the_whole() -> None:
-    torch.manual_seed(2)
-    weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    inputs = torch.randn(3, dtype=torch.float64)
-
-    def first() -> Sequence[Tensor]:
-        return weight @ inputs, weight.sum(0)
-
-    def second(left: Tensor, right: Tensor) -> Sequence[Tensor]:
-        return (torch.tanh(left) * right, left + right)
-
-    def third(left: Tensor, right: Tensor) -> Sequence[Tensor]:
-        return (left * (weight @ right),)
-
-    parts = [
-        PipelinePart(0, first),
-        PipelinePart(0, second, ((0, 0), (0, 1))),
-        PipelinePart(0, third, ((1, 0), (0, 0))),
-    ]
-    a, b = first()
-    whole = third(second(a, b)[0], a)[0]
-    gradient = torch.randn(3, dtype=torch.float64)
-    (wanted,) = torch.autograd.grad(whole, weight, gradient)
-    walk = Walk(parts, 0, None, torch.device("cpu"))  # type: ignore[arg-type]  # nothing is exchanged
-    (found,) = walk.forward([(2, 0)])
-    torch.testing.assert_close(found, whole)
-    walk.backward({(2, 0): gradient})
-    torch.testing.assert_close(weight.grad, wanted)
 
 
 def seconds(pieces: list[Piece], homes: tuple[int, ...], steps: int, length: int, link: Link) -> float:

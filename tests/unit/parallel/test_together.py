@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import threading
 from pathlib import Path
 from typing import NoReturn
@@ -12,16 +10,12 @@ from typing import NoReturn
 import pytest
 import torch.distributed as dist
 
-from econmt.checkpoint.folder import ModelFolder
 from econmt.parallel import processes
-from econmt.parallel.launch import launch
 from econmt.parallel.processes import _Watch
 from tests.conftest import PATIENCE
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
-from tests.unit.parallel.processes_of_run import MARK, ranks_of_run
-from tests.unit.parallel.test_data_parallel import recipe_in, train
-from tests.unit.training import tiny
+from tests.unit.parallel.test_data_parallel import recipe_in
 
 
 @pytest.mark.slow
@@ -57,44 +51,6 @@ def test_a_rank_that_hangs_is_named_when_the_others_have_waited_long_enough(grou
     (line,) = found[0] + found[1]
     assert line.startswith("econmt: error: rank 1 (")
     assert "did not reach a collective operation after update 7 within 5 s; all ranks stop" in line
-
-
-@pytest.mark.slow
-def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
-    group: Group,
-    text: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(MARK, str(tmp_path))
-    path = recipe_in(tmp_path, text)
-    given = ["training.max_updates=24", "training.checkpoint_interval=4"]
-    whole = train(group, 2, path, text, *given, name="whole")
-    folder = ModelFolder(tmp_path / "run")
-    stopped = threading.Event()
-
-    def kill() -> None:
-        while not (folder.commits() or stopped.wait(0.01)):
-            pass
-        os.kill(ranks_of_run(str(tmp_path))[1], signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    command = ["train", str(path), "data.prepared=null", *given, "--data-dir", str(text)]
-    code = launch(command, 2, 1)
-    stopped.set()
-    thread.join()
-    said = capfd.readouterr().err
-    assert code == 0, said
-    assert said.count("econmt: error: ") == 1
-    for words in (
-        f"econmt: error: rank 1 ({socket.gethostname()}, process ",
-        "restarting all ranks from the last saved state (1 of 1)",
-        "resuming from update ",
-    ):
-        assert words in said
-    assert tiny.snapshot(folder) == tiny.snapshot(ModelFolder(whole))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -78,6 +78,15 @@ class Client:
         return self.ask("POST", path, json.dumps(fields).encode(), {"Content-Type": "application/json"})
 
 
+def form(*parts: tuple[str, str, bytes]) -> tuple[bytes, str]:
+    """A form of parts, each with its name, further lines of its head and its content; and its content type."""
+    written = b"".join(
+        f'--=b+/\r\nContent-Disposition: form-data; name="{name}"{head}\r\n\r\n'.encode() + content + b"\r\n"
+        for name, head, content in parts
+    )
+    return b"before\r\n" + written + b"--=b+/--\r\n", 'Multipart/Form-Data; boundary="=b+/"'
+
+
 @contextmanager
 def serving(
     folder: Path, settings: Settings, keys: Keys | None = None, proxies: Sequence[str] = ()

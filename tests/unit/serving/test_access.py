@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from econmt_serve.access import Keys, Rates, read_keys
 from econmt_serve.app import Service
 from econmt_serve.pages import page_files, specification
 from econmt_serve.settings import Refused, Settings
-from tests.unit.serving.conftest import Client, serving
+from tests.unit.serving.conftest import Client
 
 
 def test_a_key_fits_or_not() -> None:
@@ -64,7 +63,7 @@ def test_a_client_may_ask_so_often_and_again_when_time_has_passed() -> None:
     now = [0.0]
     rates = Rates(3, lambda: now[0])
     rates.take("b")
-    for moment, taken in ((0.0, 3), (19.9, 0), (20.1, 1), (1000.0, 3)):
+    for moment, taken in ((0.0, 3), (19.9, 0), (20.0, 1), (1000.0, 3)):
         now[0] = moment
         for _ in range(taken):
             rates.take("a", 0.0)  # which counts nothing
@@ -93,28 +92,6 @@ def test_a_key_that_is_not_needed_gives_no_more_requests() -> None:
         service._admit("b", "address")
 
 
-def test_over_http(folder: Path) -> None:
-    with serving(folder, Settings(requests_a_minute=2), Keys(["sesame"])) as client:
-        nobody = client.post("/translate", q="a b c")
-        assert nobody.status == 403
-        assert nobody.json == {"error": "this server wants an api_key; ask whoever runs it for one"}
-        assert client.post("/translate", q="a b c", api_key="sesame").status == 200
-        assert client.post("/translate", q="a b c", api_key="no").status == 403
-        bearer = {"Content-Type": "application/json", "Authorization": "Bearer sesame"}
-        assert client.ask("POST", "/translate", b'{"q": "a b c"}', bearer).status == 200
-        late = client.post("/translate", q="a b c", api_key="sesame")
-        assert (late.status, late.headers["retry-after"]) == (429, "30")
-        assert client.get("/languages").status == 200
-        assert client.get("/frontend/settings").json["keyRequired"] is True
-
-
-def nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(tree, dict):
-        yield tree
-    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        yield from nodes(each)
-
-
 def test_every_route_is_described() -> None:
     routes = Service([], Settings(), Keys()).application().routes
     served = {(method.lower(), route.path) for route in routes for method in route.methods - {"HEAD"}}  # type: ignore[attr-defined]
@@ -131,11 +108,10 @@ def test_the_description_is_whole(client: Client) -> None:
     assert tree == specification(keys=False)
     assert re.fullmatch(r"3\.1\.\d", tree["openapi"])
     assert tree["info"].keys() >= {"title", "version"}
-    for node in nodes(tree):
-        reference = node.get("$ref")
-        if isinstance(reference, str):
-            *_, section, name = reference.split("/")
-            assert name in tree["components"][section]
+    references = re.findall(r'"\$ref": "#/components/(\w+)/(\w+)"', json.dumps(tree))
+    assert len(references) == json.dumps(tree).count('"$ref"') > 0
+    for section, name in references:
+        assert name in tree["components"][section]
     for methods in tree["paths"].values():
         for operation in methods.values():
             assert operation["summary"]

@@ -42,14 +42,11 @@ def test_a_process_starts_without_large_packages() -> None:
 def test_a_file_is_read_and_written_in_a_process() -> None:
     task, content = FileTask("text/html", ("en", "de"), 30), b"<p>A <b>dog</b> runs. It barks."
     assert read(content, task) == [("A dog runs.", True), ("It barks.", False)]
+    assert read(b"A dog. It barks.", TEXT._replace(languages=None)) == [("A dog. It barks.", False)]
     translated = [same("Ein Hund \u00fcbt."), same("Er bellt.")]
     written = asyncio.run(FileProcesses().write(task, content, translated))
     page = "<p>Ein <b>Hund</b> \u00fcbt. Er bellt.".encode()
     assert written == (page, "text/html; charset=utf-8")
-
-
-def test_lines_are_whole_without_splitting() -> None:
-    assert read(b"A dog. It barks.", TEXT._replace(languages=None)) == [("A dog. It barks.", False)]
 
 
 SPIN = "worker.MOST_SECONDS = 1; worker.read_file = lambda *_: exec('while True: pass'); worker.main()"

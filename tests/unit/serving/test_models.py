@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 
 import econmt
 from econmt.api import TrainedModel, saved_model
+from econmt.api.requests import Glossary, constraint_tokens
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from econmt.decoding.translation import Translation
 from econmt.errors import InputError
@@ -22,7 +24,7 @@ from econmt_serve.app import Service
 from econmt_serve.models import LoadedModels, Served, TranslationJob, by_pair
 from econmt_serve.server import Server, bind
 from econmt_serve.settings import Refused, Settings
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, fails_with
 from tests.unit.serving.conftest import MORE, Client, serving
 from tests.unit.training.tiny import Run
 
@@ -64,7 +66,7 @@ def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Pat
         by_pair([mine / "nosuch"], Settings())
 
 
-def test_what_failed_to_load_is_loaded_when_it_can_be(better: Path, mine: Path) -> None:
+def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path) -> None:
     full = [False]
 
     def loaded(folders: Sequence[Path]) -> TrainedModel:
@@ -73,16 +75,6 @@ def test_what_failed_to_load_is_loaded_when_it_can_be(better: Path, mine: Path) 
         return econmt.load(list(folders))
 
     served = Served([mine], Settings(), loaded)
-    put(better, mine)
-    full[0] = True
-    with pytest.raises(MemoryError):
-        served.reload()
-    full[0] = False
-    assert [bool(served.reload()) for _ in range(4)] == [False, False, True, False]
-
-
-def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path) -> None:
-    served = Served([mine], Settings())
 
     def tries(count: int) -> str:
         """F for each check of the folder that fails, a dot for one that tries nothing, ! for a success."""
@@ -90,7 +82,7 @@ def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path)
         for _ in range(count):
             try:
                 said += "!" if served.reload() else "."
-            except InputError:
+            except (InputError, MemoryError):
                 said += "F"
         return said
 
@@ -103,8 +95,11 @@ def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path)
     assert tries(4) == "!..."
     (mine / "params.best.safetensors").write_bytes(b"broken")
     assert tries(4) == "F..F", "also after a success"
+    full[0] = True
     put(better, mine)
-    assert tries(2) == "!."
+    assert tries(1) == "F"
+    full[0] = False
+    assert tries(4) == "..!.", "of the same file, when it can be loaded"
 
 
 def test_a_reload_tells_both_checkpoints(folder: Path, better: Path, mine: Path) -> None:
@@ -139,13 +134,24 @@ def test_few_searches_are_kept_whatever_is_asked(folder: Path, model: TrainedMod
     assert len(served.loaded._translators) == 3
 
 
+def test_lists_of_the_server_count_in_plain_requests(folder: Path) -> None:
+    """A term as long as any translation may be fits, a longer one does not."""
+    translator = econmt.load(folder).translator({})
+    _, most = constraint_tokens(translator, econmt.Request("a"))
+    for count in (most, most + 1):
+        settings = Settings(glossary=Glossary({"a": " ".join("A" * count)}))
+        loaded = Served([folder], settings, partial(econmt.load, precision="float32")).loaded
+        answers = loaded.translate([econmt.Request("a"), econmt.Request("b")], TranslationJob())
+        assert isinstance(answers[1], Translation)
+        assert isinstance(answers[0], Refused) == (count > most)
+
+
 def test_a_model_of_the_hub_is_served_from_its_copy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         saved_model, "local_model", lambda name: folder if str(name).startswith("hf:") else name
     )
     (served,) = by_pair([Path("hf://some/model")], Settings())
     assert served.folders == [folder]
-    assert served.loaded.size > 0
 
 
 def test_a_failed_reload_leaves_the_server_at_work(
@@ -225,12 +231,10 @@ def test_a_server_takes_better_parameters_up_while_it_answers(folder: Path, bett
 
 
 def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
     service = Service([Served([folder], Settings())], Settings(), Keys())
     server = Server(service)
-    monkeypatch.setattr(LoadedModels, "translate", lost)
+    lost = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(LoadedModels, "translate", fails_with(lost))
     with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
         running = threads.submit(server.run, bound)
         answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
@@ -240,3 +244,10 @@ def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch:
         503,
         {"error": "the server is stopping; ask again when it is back"},
     )
+
+
+def test_a_signal_that_comes_before_the_server_waits_for_one_ends_it(folder: Path) -> None:
+    server = Server(Service([Served([folder], Settings())], Settings(), Keys()))
+    server._server.interrupts.received = signal.SIGTERM
+    with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
+        assert threads.submit(server.run, bound).result(PATIENCE).name == "SIGTERM"

@@ -97,6 +97,7 @@ def with_table(**settings: Any) -> Callable[[Test], Callable[[], None]]:
 
 @with_table()
 async def test_those_of_like_length_go_with_the_one_that_waits_longest(table: Table) -> None:
+    """The metrics count them, and the first one."""
     await table.busy()
     lengths = [5, 50, 6, 49, 4, 51, 7, 48, 5]
     jobs = [table.job(f"{tokens}-{number}", tokens) for number, tokens in enumerate(lengths)]
@@ -105,6 +106,16 @@ async def test_those_of_like_length_go_with_the_one_that_waits_longest(table: Ta
     batches = [sorted(int(text.split("-")[0]) for text in batch) for batch in table.fake.batches[1:]]
     assert batches == [[4, 5, 5, 6], [48, 49, 50, 51], [7]]
     assert table.fake.threads == {"translating_0"}
+    counted = table.scheduler._metrics.text().decode()
+    for line in (
+        "sentences_total 10.0",
+        "source_tokens_total 226.0",
+        "batch_sentences_sum 10.0",
+        "batch_seconds_count 4.0",
+    ):
+        assert f"\neconmt_{line}\n" in counted
+    assert 'econmt_batch_sentences_bucket{le="1.0"} 2.0' in counted
+    assert "econmt_waiting_sentences 0.0" in counted
 
 
 @with_table()
@@ -155,17 +166,6 @@ async def test_one_bad_sentence_stops_no_other(table: Table) -> None:
     assert found.text == "GOOD"
     with pytest.raises(InputError, match="no bad"):
         await bad.answer
-
-
-@with_table()
-async def test_what_a_client_no_longer_wants_is_not_translated(table: Table) -> None:
-    await table.busy()
-    gone, stays = table.job("gone"), table.job("stays")
-    table.scheduler.submit([gone, stays])
-    gone.answer.cancel()
-    table.fake.go.set()
-    await stays.answer
-    assert table.fake.batches[1:] == [["stays"]]
 
 
 @with_table(most_waiting=3)
@@ -226,22 +226,15 @@ async def test_a_lost_device_ends_it_and_leaves_nobody_waiting(table: Table) -> 
         table.scheduler.submit([table.job("late")])
 
 
-def test_none_wait_when_all_were_given_up() -> None:
-    metrics = Metrics()
-
-    async def main() -> None:
-        scheduler = Scheduler(Settings(wait_seconds=0.0), metrics)
-        fake: Any = Fake()
-        job = Job(fake, Request("a"), TranslationJob(), 1, 0)
-        scheduler.submit([job])
-        job.answer.cancel()
-        running = asyncio.create_task(scheduler.run())
-        while b"econmt_given_up_total 1.0" not in metrics.text():
-            await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+@with_table()
+async def test_none_wait_when_all_were_given_up(table: Table) -> None:
+    await table.busy()
+    gone, metrics = table.job("gone"), table.scheduler._metrics
+    table.scheduler.submit([gone])
+    gone.answer.cancel()
+    table.fake.go.set()
+    while b"econmt_given_up_total 1.0" not in metrics.text():
+        await asyncio.sleep(0)
     assert b"econmt_waiting_sentences 0.0" in metrics.text()
 
 

@@ -22,7 +22,7 @@ from econmt.engine.devices import is_out_of_memory
 from econmt.engine.precision import NAMED
 from econmt.errors import InputError, TrainingError
 from econmt.estimate.byte_budget import AUTO_SHARE
-from econmt.model import Implementations
+from econmt.model import Implementations, layers
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
 from econmt.training.run import run_recipe
@@ -30,11 +30,10 @@ from econmt.training.trainer import Trainer
 from econmt.training.validation import validate
 from econmt_memory.measure.ledger import OutsideMemory
 from econmt_ops.dispatch.device_limits import H200
-from tests.unit.training.conftest import UseRows
+from tests.unit.training.conftest import LEAN, UseRows
 from tests.unit.training.test_trainer import batch_of, gradients
 from tests.unit.training.tiny import MakeRun, Run, snapshot, watch_losses
 
-LEAN = Implementations.everywhere("recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
 # Plans from the real estimator: the same model in all tests, so that what one has estimated another knows.
@@ -121,7 +120,9 @@ def test_a_saved_plan_is_taken_over(planned: Planned, monkeypatch: pytest.Monkey
     monkeypatch.delattr(Planner, "allot")
     run.train()
     assert "micro-batches" in run.said()
-    assert {entry.rows for entry in run.trainer().budget.plan} == {2}
+    trainer = run.trainer()
+    assert {entry.rows for entry in trainer.budget.plan} == {2}
+    assert {entry[:2] for entry in trainer.budget.plan} == {shape[:2] for shape in trainer.batches.shapes()}
 
 
 def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeRun, planned: Planned) -> None:
@@ -133,10 +134,12 @@ def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeR
     assert last.trainer().state.plan == {}
 
 
+@pytest.mark.parametrize("few", [0, 10**9], ids=["sparse", "dense"])
 @pytest.mark.parametrize("error", FULL, ids=["cpu", "cuda", "cublas", "python"])
 def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, error: BaseException, few: int
 ) -> None:
+    monkeypatch.setattr(layers, "_FEW", few)  # the gradients of embeddings are rows
     trainer = planned(8, *EXACT, "training.batch.size=8").trainer()
     batches = [batch_of(trainer, range(3)), batch_of(trainer, range(8))]
     whole = gradients(trainer, batches)

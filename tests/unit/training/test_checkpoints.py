@@ -21,7 +21,7 @@ from econmt.errors import InputError, TrainingError
 from econmt.export.model_folder import export_model
 from tests.conftest import fails_with
 from tests.unit.engine.toy import assert_same_bits, parameters
-from tests.unit.training.tiny import MakeRun, Run, snapshot
+from tests.unit.training.tiny import MakeRun, Run, script, snapshot
 
 
 @pytest.fixture(scope="module")
@@ -141,22 +141,15 @@ def test_a_description_without_a_key_of_today_has_its_default(copy: Run) -> None
                 load_model(copy.folder.path)
 
 
-def test_a_lean_export_translates_like_the_whole_folder(trained: Run, tmp_path: Path) -> None:
-    target = export_model(trained.folder.path, tmp_path / "lean")
-    names = {"params.best.safetensors", "recipe.yaml", "vocab.source.txt", "vocab.target.txt"}
-    assert {path.name for path in target.iterdir()} == names
-    whole, lean = load_model(trained.folder.path), load_model(target)
-    assert_same_bits(parameters(lean.model), parameters(whole.model))
-    with refused("lean: exists already; use a new folder"):
-        export_model(trained.folder.path, target)
-
-
-def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([5.0, 3.0, 4.0, 4.0, 6.0, 7.0])
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+@pytest.mark.parametrize("last", [1, 2])
+def test_the_best_and_the_last_are_kept(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """Two at least, since a damaged newest one leads back to the one before."""
+    script(monkeypatch, 5.0, 3.0, 4.0, 4.0, 6.0, 7.0)
     kept = []
     for updates in (2, 4, 6, 8, 10, 12):
-        run = make_run("training.keep_last_params=2", f"training.max_updates={updates}").trained()
+        run = make_run(f"training.keep_last_params={last}", f"training.max_updates={updates}").trained()
         assert set(run.folder.numbered_hypotheses()) == set(run.folder.numbered_parameters())
         assert run.folder.commits() == [Commit(each, True) for each in (updates - 2, updates) if each]
         assert run.folder.temporaries() == []
@@ -260,14 +253,21 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(copy: Run, number: i
 
 
 def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> None:
-    """What was set aside the first time gives way."""
-    state = copy.folder.state(Commit(8, True))
+    """What was set aside the first time gives way; a newer one that is damaged too goes with it."""
+    state, newer = (copy.folder.state(commit) for commit in (Commit(8, True), Commit(9, False)))
     aside = shutil.copytree(state, state.with_name(f"{state.name}.damaged"))
     (state / "state.json").write_text("broken again")
-    commit, _ = recover(copy.folder, 2, False)
+    shutil.copytree(state, newer)
+    commit, notes = recover(copy.folder, 2, False)
     assert commit == Commit(6, True)
-    assert (aside / "state.json").read_text() == "broken again"
-    assert not state.exists()
+    assert [note.partition(" cannot")[0] for note in notes] == [
+        "the state of update 9",
+        "the state of update 8",
+        "using the previous state instead, of update 6",
+    ]
+    for path in (aside, newer.with_name(f"{newer.name}.damaged")):
+        assert (path / "state.json").read_text() == "broken again"
+    assert copy.folder.commits() == [commit]
 
 
 def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
@@ -275,6 +275,9 @@ def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
     state = checkpoints.load_state(copy.folder, Commit(8, True))
     old = shutil.copytree(copy.folder.state(Commit(6, True)), copy.folder.state(Commit(2, True)))
     left = shutil.copytree(old, old.with_name(f"{old.name}.tmp"))
+    shutil.copytree(
+        old, copy.folder.state(Commit(7, False))
+    )  # of an interruption, which the last one follows
     aside = copy.folder.state(Commit(8, True)).with_name("00008.damaged")
     aside.mkdir()
     recovery.finish_commit(copy.folder, state, 8, False)

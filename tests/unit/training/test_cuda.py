@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from econmt.data.batching.batches import pad_batch
-from econmt.errors import TrainingError
 from econmt.training.progress import Progress
 from econmt_ops.dispatch.rule import rules_only
 from tests.unit.training.tiny import MakeRun, Run, assert_parts_are_the_whole, metrics, write_text
@@ -30,14 +29,6 @@ def test_a_gpu_learns_what_a_cpu_learns(make_run: MakeRun) -> None:
         assert there["valid_perplexity"] == pytest.approx(here["valid_perplexity"], rel=1e-2)
 
 
-def test_parameters_stay_float32_in_bfloat16(make_run: MakeRun) -> None:
-    run = make_run(*GPU, "training.precision=bfloat16").trained()
-    trainer = run.trainer()
-    assert trainer.step.precision.dtype == torch.bfloat16
-    assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}
-    assert trainer.optimizer.state[next(iter(trainer.parameters.values()))]["exp_avg"].is_cuda
-
-
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("graphs", ["auto", "off"])
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, graphs: str, precision: str) -> None:
@@ -51,18 +42,6 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, graphs:
         *named("recompute"),
     )
     assert_parts_are_the_whole(make_run, *how, ends=(4, 8))
-
-
-def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> None:
-    trainer = make_run(*GPU).trainer()
-    with torch.no_grad():
-        trainer.model.output.bias.fill_(float("nan"))
-    batch = next(trainer.batches)
-    indices = [batch.indices.numpy()]
-    result = trainer.gradient([batch])
-    assert trainer._metrics.submit(1, result, batch.target_tokens, indices) == []
-    with pytest.raises(TrainingError, match="the loss is not finite at update 1"):
-        trainer._flush()
 
 
 def named(implementation: str) -> tuple[str, ...]:

@@ -204,14 +204,3 @@ def test_a_changed_file_beside_the_text_stops_a_resumed_run(
         longer.train()
     (text / file).write_text(before)
     assert longer.train().update == 2
-
-
-def test_pairs_of_weight_zero_are_not_learnt(text: Path) -> None:
-    (text / "train.none").write_text("0\n" * 30)
-    found = []
-    for name, more in (("none", ()), ("guided", GUIDED)):
-        each = run(text, name, "data.weights=none", *more)
-        each.train()
-        assert {row["train_loss"] for row in metrics(each.folder)} == {0.0}
-        found += [row["valid_perplexity"] for row in metrics(each.folder)]
-    assert max(found) == pytest.approx(min(found), rel=1e-6), "the alignment is no part of it"

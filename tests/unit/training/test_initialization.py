@@ -11,6 +11,7 @@ from econmt.checkpoint.checkpoints import load_model
 from econmt.checkpoint.tensor_files import read_tensors
 from econmt.data.batching.store import PreparedData
 from econmt.errors import InputError
+from econmt.training.initialization import parameters_to_start_from
 from econmt.training.run import run_recipe
 from tests.unit.engine.toy import assert_same_bits, parameters
 from tests.unit.training.tiny import MakeRun, Run
@@ -57,7 +58,6 @@ def test_going_on_needs_the_other_model_no_more(make_run: MakeRun, first: Run) -
         (("model.decoder.rank=3",), "was trained with model.decoder .*rank"),
         (("data.subwords={type: words, source: 6, target: 50}", "data.prepared=null"), "belongs to another vocabulary"),
         (("output={first}/inside",), None),
-        (("output={first}",), "is in the folder that this run writes; use another output=DIR"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_clear_line(
@@ -70,6 +70,18 @@ def test_what_does_not_fit_is_one_clear_line(
     with one_line if message else nullcontext():
         run_recipe(run.recipe, [run.text], console=run.console, overwrite_output=True)
     assert first.folder.best.read_bytes() == before
+
+
+@pytest.mark.parametrize("place", ["", "params.best.safetensors", "deeper/params"])
+def test_what_the_run_overwrites_is_no_beginning(make_run: MakeRun, place: str) -> None:
+    run = make_run()
+    named = run.folder.path / place
+    (named.parent if place else named).mkdir(parents=True)
+    if place:
+        named.touch()
+    run = make_run(f"training.initialize_from={named}")
+    with pytest.raises(InputError, match="is in the folder that this run writes"):
+        parameters_to_start_from(run.recipe)
 
 
 def test_a_broken_file_is_named(make_run: MakeRun, first: Run) -> None:

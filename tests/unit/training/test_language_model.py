@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from econmt.checkpoint.checkpoints import load_task
-from econmt.config.recipe import load_recipe, recipe_text, shipped_recipes
+from econmt.config.recipe import load_recipe, shipped_recipes
 from econmt.data.batching.text_batches import whole_text
 from econmt.decoding.text_reader import TextReader
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.measurement import measure_step
-from econmt.engine.optimizers import optimizer_tensors
 from econmt.engine.step import TrainingStep
 from econmt.estimate.training_step import estimate_step
 from econmt.model import Implementations
@@ -30,6 +29,7 @@ from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters
+from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import assert_parts_are_the_whole, metrics, snapshot
 from tests.unit.training.tiny_text import TextRun, write_lines
 
@@ -89,27 +89,6 @@ def test_where_a_part_of_a_run_ends_does_not_decide_on_averaging(make_run: MakeR
     assert snapshot(run.folder) == snapshot(whole.folder)
 
 
-def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> None:
-    # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.
-    whole = make_run(AT_ONCE, name="whole").trainer()
-    for _ in range(7):
-        whole._update(Progress.silent())
-    parts = make_run(AT_ONCE, name="parts").trainer()
-    for _ in range(3):
-        parts._update(Progress.silent())
-    parts.folder.recipe.write_text(recipe_text(parts.recipe))
-    parts._save(optimizer_tensors(parts.optimizer, parts.parameters), None)
-    resumed = make_run(AT_ONCE, name="parts").trainer()
-    assert resumed.state.update == 3
-    assert float(resumed.model.get_buffer("carried").abs().sum()) > 0.0
-    for _ in range(4):
-        resumed._update(Progress.silent())
-    assert_same_bits(parameters(resumed.model), parameters(whole.model))
-    assert_same_bits(resumed.step.carried(), whole.step.carried())
-    found, wanted = (optimizer_tensors(each.optimizer, each.parameters) for each in (resumed, whole))
-    assert_same_bits(found, wanted)
-
-
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:
     run = make_run("training.max_updates=8", "model.dropout=0.1").trained()
     results = make_results(run.context())
@@ -166,64 +145,6 @@ def test_windows_of_validation_are_no_larger_than_a_batch(
         assert asked == (exact_rows, max(1, min(size * bptt, 1024) // exact_rows), 1_000)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_windows_are_the_whole_text_and_a_reset_state_is_not(make_run: MakeRun, rows: int) -> None:
-    run = make_run()
-    model = run.trainer().model.eval()
-    task = LanguageModelTask(run.recipe, model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
-    store = run.prepared().valid
-
-    def nats(window: int, *, carried: bool = True) -> float:
-        total = 0.0
-        for batch in whole_text(store, rows, window):
-            if not carried:
-                batch.carries.zero_()
-            total += float(task.loss(model, batch, Implementations()).detach())
-        return total
-
-    assert nats(4) == pytest.approx(nats(1000), rel=1e-5)
-    assert abs(nats(4, carried=False) - nats(1000)) > 1e-4
-
-
-def test_final_figures_are_of_rows_with_the_tokens_before_them(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_run(NO_DROPOUT).trainer()
-    prepared = trainer.prepared
-    trainer.model.eval()
-    whole = perplexity(trainer.step, trainer.task.evaluation(prepared, "valid", exact=True))
-    assert {len(b.rows) for b in whole_text(prepared.valid, 1, 9)} == {1}  # a short text is one row
-    found = {}
-    for context in (0, 1, 6):
-        batches = whole_text(prepared.valid, 3, 5, context)
-        evaluation = trainer.task.evaluation(prepared, "valid")._replace(batches=batches)
-        found[context] = abs(perplexity(trainer.step, evaluation) / whole - 1.0)
-    assert 1e-6 < found[6] < 0.2 * found[1] < found[0]
-    # A longer text is cut as the task says.
-    monkeypatch.setattr(language_model, "CONTEXT", 2)
-    rows = {len(batch.rows) for batch in trainer.task.evaluation(prepared, "valid", exact=True).batches}
-    assert rows == {min(prepared.valid.total_tokens // 8, 32)}
-    assert rows != {1}
-
-
-def test_training_carries_the_state_to_the_next_batch_and_forgets_it_with_the_epoch(
-    make_run: MakeRun,
-) -> None:
-    trainer = make_run(NO_DROPOUT, "training.optimizer.learning_rate=1e-30").trainer()
-    trainer.model.train()
-    assert isinstance(trainer.model, LanguageModel)
-
-    def next_loss() -> float:
-        return float(trainer.task.loss(trainer.model, next(trainer.batches), Implementations()).detach())
-
-    losses = [next_loss() for _ in range(trainer.batches.batches_per_epoch + 2)]
-    assert losses[-2:] == losses[:2]
-    # The same batch without what came before it.
-    trainer.batches.load_state_dict({**trainer.batches.state_dict(), "position": 1})
-    trainer.model.carried.zero_()
-    assert next_loss() != losses[1]
-
-
 def test_steps_in_graphs_carry_the_state_too(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
     clipping = "training.gradient_clipping={type: value, threshold: 0.01}"
@@ -277,13 +198,6 @@ def test_the_estimate_of_a_shipped_recipe_agrees_with_the_ledger(name: str) -> N
     assert averages == (measured.category("optimizer state") > 0)
 
 
-def test_a_byte_budget_divides_rows_and_learns_the_same(make_run: MakeRun) -> None:
-    make_run(NO_DROPOUT, name="free").train()
-    make_run(NO_DROPOUT, "training.memory_budget=1GiB", name="planned").train()
-    free, planned = (metrics(make_run(name=name).folder)[-1] for name in ("free", "planned"))
-    assert planned["valid_perplexity"] == pytest.approx(free["valid_perplexity"], rel=1e-4)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("jitter", ["true", "false"])
 def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitter: str) -> None:
@@ -297,11 +211,24 @@ def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitt
         assert found["auto"][key] == pytest.approx(found["off"][key], rel=1e-3)
 
 
-@pytest.mark.cuda
-def test_on_a_gpu_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
-    rest = ("training.device=cuda", "training.precision=float32", AT_ONCE)
-    make_run(*rest, name="whole").train()
-    for updates in (4, 8, 12):
-        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
-    found, wanted = (metrics(make_run(name=name).folder)[-1] for name in ("parts", "whole"))
-    assert found["valid_perplexity"] == pytest.approx(wanted["valid_perplexity"], rel=1e-4)
+def test_the_state_goes_on_from_before_a_trial_and_a_step_that_is_repeated(
+    make_run: MakeRun, use_rows: UseRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(3)
+    trainer = make_run("training.memory_budget=1GiB").trainer()
+    trainer._update(Progress.silent())
+    carried = {name: value.clone() for name, value in trainer.step.carried().items()}
+    trainer.rehearse()
+    assert_same_bits(trainer.step.carried(), carried)
+    seen, real = list[bool](), trainer.step.gradient
+
+    def full(*given: Any, **how: Any) -> Any:
+        seen.append(all(map(torch.equal, trainer.step.carried().values(), carried.values())))
+        result = real(*given, **how)
+        if len(seen) == 1:
+            raise torch.OutOfMemoryError("full")
+        return result
+
+    monkeypatch.setattr(trainer.step, "gradient", full)
+    trainer.gradient([next(trainer.batches)])
+    assert seen == [True, True]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from econmt.checkpoint.recovery import changed_keys, finish_commit
 from econmt.checkpoint.tensor_files import read_tensors, write_text
 from econmt.config.recipe import load_recipe, recipe_text
 from econmt.errors import InputError, TrainingError
-from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Progress
 from econmt.training.run import train
 from tests.unit.training.test_output_folder import contents
-from tests.unit.training.tiny import MakeRun, Run, snapshot
+from tests.unit.training.tiny import MakeRun, Run, leave, script, snapshot
 
 NEWEST = "training_state/00006"
 
@@ -92,23 +90,11 @@ def test_the_best_states_of_the_newest_and_of_the_one_before_are_kept(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plateau may come at the last checkpoint, or again at it when the state before is resumed from."""
-    values = iter((3.0, 4.0, 4.5, 2.0))
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
+    script(monkeypatch, 3.0, 4.0, 4.5, 2.0)
     run = make_run("training.schedule.name=plateau-reduce").trained()
     assert [row["update"] for row in run.trainer().state.metrics] == [2, 4, 6, 8]
     assert run.trainer().state.best_update == 8
     assert sorted(path.name for path in run.folder.states.iterdir()) == ["00002", "00006", "00008"]
-
-
-def test_the_parameters_of_the_checkpoint_before_are_kept(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also if it is neither the best nor among the last that a recipe keeps: a damaged newest one leads back to it."""
-    values = iter((2.0, 3.0, 4.0, 5.0))
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
-    folder = make_run("training.keep_last_params=1").trained().folder
-    assert sorted(folder.numbered_parameters()) == [2, 6, 8]
-    assert [folder.hypotheses(update).exists() for update in (2, 4, 6, 8)] == [True, False, True, True]
 
 
 def test_without_a_state_that_can_be_read_nothing_is_touched(run: Run) -> None:
@@ -167,8 +153,7 @@ def test_the_best_is_made_whole_by_its_other_name(run: Run) -> None:
 
 
 def test_a_best_that_is_lost_is_said(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([5.0, 3.0, 4.0, 4.0, 2.0])
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    script(monkeypatch, 5.0, 3.0, 4.0, 4.0, 2.0)
     make_run("training.max_updates=6").train()
     run = make_run("training.max_updates=10")
     with run.folder.parameters(4).open("r+b") as file:  # under both names
@@ -183,8 +168,7 @@ def test_a_best_that_is_lost_is_said(make_run: MakeRun, monkeypatch: pytest.Monk
 def test_a_plateau_goes_back_without_the_optimizer_state_that_is_damaged(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = iter([3.0, 4.0, 4.0, 5.0])
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    script(monkeypatch, 3.0, 4.0, 4.0, 5.0)
     plateau = ("training.schedule.name=plateau-reduce", "training.schedule.reduce_num_not_improved=3")
     make_run(*plateau, "training.max_updates=6").train()
     run = make_run(*plateau)
@@ -230,10 +214,7 @@ def test_files_of_a_checkpoint_at_the_update_of_an_interruption_are_not_taken_fo
     """It was stopped at 7, went on to validate there, and was killed before the commit."""
     trainer = run.trainer()
     trainer._update(Progress.silent())
-    interrupts = Interrupts()
-    interrupts.received = signal.SIGTERM
-    with pytest.raises(Interrupted):
-        trainer._save_and_stop(interrupts)
+    leave(trainer)
     paths = [run.folder.parameters(7), run.folder.hypotheses(7)]
     for path in paths:
         pending(path).write_text("not proved")

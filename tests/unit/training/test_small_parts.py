@@ -7,25 +7,24 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import Averaging, EarlyStopping, Training, load_recipe
-from econmt.engine.communicator import Communicator
 from econmt.engine.devices import give_back_library_pages, peak_memory, reproducible, resolve_device
 from econmt.engine.step import StepResult
 from econmt.errors import InputError
 from econmt.training.decisions import Pace, RunAverage, end_reason, outlook, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
-from econmt.training.ranks import Ranks
 from econmt.training.results import WHY_BELOW, draw_learning_curve
 from econmt.training.update_metrics import MetricsQueue
 from tests.unit.engine.test_step import make_step, make_task
@@ -211,31 +210,21 @@ def test_the_bar_shows_what_is_done() -> None:
     assert lengths == pytest.approx({0: 0.0, 1000: 0.25, 2000: 0.5, 4000: 1.0}, abs=0.1)
 
 
-def test_time_left_is_by_the_pace_of_the_last_minutes() -> None:
-    pace = Pace()
-    assert pace.seconds_per_update(1000.0, 100) == 10.0, "of the whole run, of which it has seen nothing yet"
-    assert pace.seconds_per_update(1001.0, 101) == 1.0
-    for step in range(2, 400):
-        found = pace.seconds_per_update(1000.0 + step, 100 + step)
-    assert found == pytest.approx(1.0)
-    for step in range(100):  # others need the machine
-        found = pace.seconds_per_update(1399.0 + 4.0 * step, 499 + step)
-    assert found == pytest.approx(4.0)
-
-
-def test_the_pace_is_measured_over_minutes_of_long_updates_too() -> None:
-    pace, seconds = Pace(), 0.0
-    for update in range(1, 20):
-        seconds += 50.0 if update % 2 else 150.0
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1.0, 60.0, 90.0, 180.0, 400.0]), st.integers(0, 2)), max_size=20)
+)
+def test_the_pace_is_from_the_last_sample_that_is_minutes_old(steps: list[tuple[float, int]]) -> None:
+    """Samples are taken at new updates; at least the last two count."""
+    pace, samples = Pace(), [(1000.0, 100)]
+    assert pace.seconds_per_update(1000.0, 100) == 10.0
+    seconds, update = samples[0]
+    for more_seconds, more_updates in steps:
+        seconds, update = seconds + more_seconds, update + more_updates
+        samples += [(seconds, update)] if more_updates else []
         found = pace.seconds_per_update(seconds, update)
-        if seconds > 400.0:
-            assert found == pytest.approx(100.0), "of both kinds of updates, not of the last one alone"
-
-
-def test_a_rank_is_judged_by_the_time_since_the_report_before() -> None:
-    step: Any = SimpleNamespace(seconds=3.0, communicator=Communicator())
-    Ranks(step).report_slow(Progress.silent())
-    assert step.seconds == 0.0
+        old = [each for each in samples[1:-1] if seconds - each[0] >= 180.0]
+        (began, first), (now, last) = (old or samples)[-1 if old else 0], samples[-1]
+        assert found == ((now - began) / (last - first) if last > first else seconds / update)
 
 
 def test_words_for_numbers() -> None:

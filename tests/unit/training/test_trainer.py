@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,9 +27,9 @@ from econmt.training.results import make_results
 from econmt.training.run import train
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics, not_finite
-from econmt.training.validation import Validation, validate
+from econmt.training.validation import Validation, perplexity, validate
 from tests.unit.engine.toy import assert_same_bits
-from tests.unit.training.tiny import MakeRun, metrics, snapshot
+from tests.unit.training.tiny import MakeRun, metrics, script, snapshot
 
 
 def batch_of(trainer: Trainer, indices: Iterable[int], store: Any = None) -> Batch:
@@ -129,14 +128,6 @@ def test_figures_of_the_log_are_those_of_the_updates_since_the_last_line(
     assert trainer.state.target_tokens == sum(tokens for _, _, tokens in taken)
 
 
-def test_the_loss_of_each_log_line_is_that_since_the_line_before(make_run: MakeRun) -> None:
-    """As that of a row of metrics is where both have the same interval."""
-    run = make_run("training.log_interval=2", "training.max_updates=6").trained()
-    logged = re.findall(r"^update (\d+)  loss ([\d.]+)", run.said(), re.MULTILINE)
-    assert logged == [(f"{row['update']:.0f}", f"{row['train_loss']:.4f}") for row in metrics(run.folder)]
-    assert len(logged) == 3
-
-
 def test_the_seconds_of_a_run_are_of_all_its_parts_with_validation(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,12 +215,6 @@ def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_r
 
 
 PLATEAU = ("training.schedule={name: plateau-reduce, reduce_factor: 0.5, reduce_num_not_improved: 1}",)
-
-
-def script(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
-    """Makes validation find these perplexities, one a checkpoint."""
-    values = iter(perplexities)
-    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
 
 
 def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
@@ -366,3 +351,17 @@ def test_limits(make_run: MakeRun, limit: str, updates: int) -> None:
     result = run.train()
     assert (result.update, result.reason) == (updates, f"{limit.replace('=', ' ')} reached")
     assert [row["update"] for row in metrics(run.folder)] == [updates]
+
+
+def test_perplexity_of_two_ranks_is_that_of_one(make_run: MakeRun) -> None:
+    trainer, parts = make_run().trainer(), list[Any]()
+    step, evaluation = trainer.step, trainer.task.evaluation(trainer.prepared, "valid")
+    pairs = trainer.prepared.valid
+    evaluation = evaluation._replace(batches=[batch_of(trainer, [row], pairs) for row in range(len(pairs))])
+    trainer.model.eval()
+    expected = perplexity(step, evaluation)
+    for rank in (1, 0):  # the second one knows what both have found
+        gather = lambda own, patient: parts.append(own) or parts  # noqa: E731
+        step.communicator = cast(Any, SimpleNamespace(size=2, rank=rank, gather=gather))
+        found = perplexity(step, evaluation)
+    assert found == expected

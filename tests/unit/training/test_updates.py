@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from econmt.checkpoint.tensor_files import read_tensors
 from econmt.config.recipe import Training
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.text_batches import TextBatch
-from econmt.model import Implementations
+from econmt.model import Implementations, layers
 from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import Run, metrics, write_guides, write_text
 from tests.unit.training.tiny_text import TextRun, write_lines
@@ -77,6 +77,7 @@ class Plain:
 clip_norm = partial(utils.clip_grad_norm_, max_norm=0.1)
 clip_value = partial(utils.clip_grad_value_, clip_value=0.003)
 BETAS, DECAY = ", betas: [0.8, 0.9]", ", weight_decay: 0.1"
+JOINT = "data.subwords={type: bpe, size: 30, joint: true}"
 NORM = "training.gradient_clipping={type: norm, threshold: 0.1}"
 VALUE = "training.gradient_clipping={type: value, threshold: 0.003}"
 
@@ -94,6 +95,9 @@ def optimizer(name: str, keys: str = "", **settings: Any) -> tuple[str, Plain]:
 def schedule(keys: str, *rates: float) -> tuple[str, Plain]:
     return f"training.schedule={{{keys}}}", Plain(rates=rates)
 
+
+FADING = optimizer("adamw", DECAY, kind=torch.optim.AdamW, weight_decay=0.1)
+"""Updates that change parameters without gradients, too, unless they are fixed."""
 
 TRANSLATION: dict[str, tuple[str, Plain]] = {
     "plain": ("", Plain()),
@@ -143,9 +147,13 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "mean": ("training.averaging.start=at-once", Plain(weights=(1.0, 0.5))),
     "moving mean": ("training.averaging={start: at-once, decay: 0.4}", Plain(weights=(1.0, 0.6))),
     "names": (
-        "training.fixed_param_names=['.*embedding.*','output.bias']",
-        Plain(frozen=".*embedding.*|output.bias"),
+        f"{FADING[0]} training.fixed_param_names=['.*embedding.*','output.bias']",
+        replace(FADING[1], frozen=".*embedding.*|output.bias"),
     ),
+    "src_trg": (f"{JOINT} model.weight_tying=src_trg", Plain()),
+    "trg_softmax": ("model.weight_tying=trg_softmax", Plain()),
+    "src_trg_softmax": (f"{JOINT} model.weight_tying=src_trg_softmax {NORM}", Plain(clip=clip_norm)),
+    "no input feeding": ("model.decoder={input_feeding: false, size: 8}", Plain()),
     "bfloat16": ("training.precision=bfloat16", Plain(tolerance=0.05)),
     "float16": (f"training.precision=float16 {NORM}", Plain(tolerance=0.01, clip=clip_norm)),
     "bfloat16 parameters": (
@@ -153,12 +161,16 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
         Plain(rates=(5.0,) * UPDATES, tolerance=0.1, spacing=2.0**-7),
     ),
 }
-"""Overrides of the recipe, separated by spaces at "training." and "data.", and the update that they mean."""
+"""Overrides of the recipe, separated by spaces at the names of sections, and the update that they mean."""
+
+SPARSE = ("interval and norm", "budget", "momentum", "adam", "src_trg", "trg_softmax", "src_trg_softmax")
+"""Rows that are tried with gradients of embeddings that are rows, too."""
 
 LANGUAGE_MODEL: dict[str, tuple[str, Plain]] = {
     "plain": ("", Plain()),
     "windows": ("training.bptt=7 training.batch={size: 4}", Plain()),
     "interval and norm": (f"training.update_interval=2 {NORM}", Plain(batches=2, clip=clip_norm)),
+    "budget": ("training.memory_budget=1GiB", Plain()),
     "penalties": (
         "training.activation_regularization=2.0 training.temporal_activation_regularization=3.0",
         Plain(activation=2.0, temporal=3.0),
@@ -179,7 +191,7 @@ NO_UPDATE = set(
 
 
 def overrides(row: str) -> tuple[str, ...]:
-    return tuple(re.split(r" (?=training\.|data\.)", row)) if row else ()
+    return tuple(re.split(r" (?=training\.|data\.|model\.)", row)) if row else ()
 
 
 @pytest.fixture(scope="module")
@@ -283,9 +295,21 @@ def check(run: Run, plain: Plain) -> None:
         assert {key: found[key] for key in row} == pytest.approx(row, rel=10 * plain.tolerance), number
 
 
-@pytest.mark.parametrize("name", TRANSLATION)
-def test_updates_of_translation(folder: Path, tmp_path: Path, use_rows: UseRows, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "few"),
+    [*((name, None) for name in TRANSLATION), *((name, 0) for name in SPARSE)],
+)
+def test_updates_of_translation(
+    folder: Path,
+    tmp_path: Path,
+    use_rows: UseRows,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    few: int | None,
+) -> None:
     use_rows(3)
+    if few is not None:
+        monkeypatch.setattr(layers, "_FEW", few)
     row, plain = TRANSLATION[name]
     text = "-".join(re.findall(r"data\.(\w+)", row))
     none = ("model.dropout=0.0", "training.decode_and_evaluate=0", f"data.prepared={folder}/prepared-{text}")

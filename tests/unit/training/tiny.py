@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from econmt.checkpoint.checkpoints import load_state
 from econmt.checkpoint.folder import ModelFolder
 from econmt.checkpoint.recovery import Start, find_start
-from econmt.config.recipe import Recipe, load_recipe
+from econmt.config.recipe import Recipe, load_recipe, recipe_text
 from econmt.data.batching.batches import Batch
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.engine.communicator import Communicator
@@ -23,6 +24,7 @@ from econmt.engine.devices import resolve_device
 from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
 from econmt.training.context import RunContext, make_context
+from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.run import make_trainer, train
 from econmt.training.trainer import Trainer, TrainingResult
 
@@ -68,6 +70,21 @@ def watch_losses(monkeypatch: pytest.MonkeyPatch, note: Callable[[Batch, Impleme
         return real(task, model, batch, implementations, *more)
 
     monkeypatch.setattr(TranslationTask, "loss", loss)
+
+
+def script(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
+    """Makes validation find these perplexities, one a checkpoint."""
+    values = iter(perplexities)
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
+
+
+def leave(trainer: Trainer) -> None:
+    """Saves a run between two checkpoints."""
+    trainer.folder.recipe.write_text(recipe_text(trainer.recipe))
+    interrupts = Interrupts()
+    interrupts.received = signal.SIGTERM
+    with pytest.raises(Interrupted, match="run the same command to resume"):
+        trainer._save_and_stop(interrupts)
 
 
 def write_text(folder: Path, pairs: Mapping[str, int]) -> Path:

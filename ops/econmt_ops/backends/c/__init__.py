@@ -8,7 +8,6 @@ rounding. library.py loads it.
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.c.library import Library, Structure
+from econmt_ops.backends.c.platforms import HERE
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.dispatch.measurements import CPU_DETAILS
 
@@ -33,10 +33,8 @@ off = False
 """True if the library is disabled, set by :func:`without`."""
 
 
-_CANDIDATES = [
-    Path(__file__).with_name(f"_kernels{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES
-]
-_PATH = next((candidate for candidate in _CANDIDATES if candidate.is_file()), None)
+_FILE = Path(__file__).with_name(f"_kernels.{HERE}.so")
+_PATH = _FILE if _FILE.is_file() else None
 """Path of the library, if the package was installed with it."""
 
 

@@ -26,6 +26,7 @@
 #endif
 
 #define CHUNK 256
+#define TWICE -2.88539008f /* -2 log2 e: 2^(TWICE x) = e^(-2x) */
 #define STREAMED (1 << 23) /* values from which a result exceeds the caches */
 #define AHEAD 1024 /* prefetch distance, in values of a tensor */
 #define MOST_PARTS 5 /* maximum parts of a scan cell's products */
@@ -58,18 +59,14 @@ static int32_t offset = 128;
 
 #include "search_room.h"
 
-#if defined(__aarch64__) && (defined(__ARM_FEATURE_DOTPROD) || (defined(__linux__) && KNOWS(8, 16)))
-#include "sums_dot.h"
-#define HAS_DOT 1
-#define SUMS_OF_16 (has_dot ? sums_of_16_dot : sums_of_16_plain)
-#else
-#define HAS_DOT 0
-#if defined(__wasm_simd128__)
+#if defined(__aarch64__)
+#include "sums_neon.h"
+#define SUMS_OF_16 (has_dot ? sums_of_16_dot : sums_of_16_widening)
+#elif defined(__wasm_simd128__)
 #include "sums_wasm.h"
 #define SUMS_OF_16 sums_of_16_wasm
 #else
 #define SUMS_OF_16 sums_of_16_plain
-#endif
 #endif
 #define NARROW_SUMS_OF_16(x) x
 #define BEGIN_SUMS
@@ -82,10 +79,11 @@ static int32_t offset = 128;
 
 #if VARIANTS
 #include <immintrin.h>
+#include "sums_avx_vnni.h"
 BEGIN_TARGET("avx2,fma")
 #include "sums_avx2.h"
 #undef SUMS_OF_16
-#define SUMS_OF_16 sums_of_16_signed
+#define SUMS_OF_16 (has_avx_vnni ? sums_of_16_avx_vnni : sums_of_16_signed)
 #define NAME(x) x##_avx2
 #define LANES 8
 #include "variant.h"
@@ -122,7 +120,7 @@ static thread_function *thread_number, *thread_count;
 static int level;
 
 /* Sets the addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads, and the highest instruction set to use:
- * 0 the baseline of the architecture, 1 AVX2 or Arm's dot products, 2 AVX-512, 3 AMX too. Returns the one that is used, of the
+ * 0 the baseline of the architecture, 1 AVX2 with AVX-VNNI or Arm's dot products, 2 AVX-512, 3 AMX too. Returns the one that is used, of the
  * first three. */
 EXPORT int econmt_start(void *start, void *number, void *count, int most) {
   /* A caller without threads keeps those that another part of the process has set. */
@@ -134,18 +132,18 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 #if VARIANTS
   if (has_avx2_and_fma()) level = has_avx512() ? 2 : 1;
   if (level > most) level = most;
+  has_avx_vnni = level == 1 && ask_for_avx_vnni();
   has_vnni = level == 2 && has_avx512_vnni();
-  offset = level && !has_vnni ? 0 : 128;
+  offset = level && !has_vnni && !has_avx_vnni ? 0 : 128;
   has_narrow = KNOWS_NARROW && has_vnni && has_avx512_bf16();
   /* MKL is slower than these there; on a Xeon (Emerald Rapids) it is faster, except with few rows. The code has bfloat16
    * instructions too. */
   has_floats = has_narrow && is_amd();
   has_amx = most > 2 && has_vnni && ask_for_amx();
   has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
-#elif HAS_DOT
-  has_dot = most > 0 && ask_for_dot();
-  level = has_dot;
-  offset = has_dot ? 0 : 128;
+#elif defined(__aarch64__)
+  level = has_dot = most > 0 && ask_for_dot();
+  offset = 0;
 #else
   (void)most;
 #endif

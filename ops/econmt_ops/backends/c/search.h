@@ -149,6 +149,12 @@ static void NAME(run_layer)(const struct beam_search *a, const struct search_roo
   }
 }
 
+/* log(1 + e^x) */
+static INLINE float NAME(softrelu)(float x) {
+  double e = NAME(exponential)(x > 0.0f ? -x : x);
+  return (x > 0.0f ? x : 0.0f) + (float)NAME(twice_atanh)(e / (2 + e));
+}
+
 /* Updates the coverage of all positions, given their attention. */
 static void NAME(cover)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
   const struct weight *w = a->weights + COVERAGE;
@@ -180,7 +186,7 @@ static void NAME(cover)(const struct beam_search *a, const struct search_room *m
       to[k] = a->coverage == COVER_TANH      ? NAME(squash)(x)
               : a->coverage == COVER_SIGMOID ? NAME(sigmoid)(x)
               : a->coverage == COVER_RELU    ? (x > 0.0f ? x : 0.0f)
-                                             : (x > 20.0f ? x : log1pf(NAME(exponential)(x)));
+                                             : NAME(softrelu)(x);
     }
   }
 }

@@ -4,6 +4,15 @@
  * the same loop and intermediate values stay in the L1 cache.
  */
 
+#if LANES
+#define WIDTH LANES
+#else
+#define WIDTH 4
+#endif
+#define VECTORS (16 / WIDTH)
+
+typedef float NAME(vector) __attribute__((vector_size(4 * WIDTH)));
+
 static INLINE float NAME(widen)(uint16_t value) {
   uint32_t bits = (uint32_t)value << 16;
   float result;
@@ -37,21 +46,18 @@ static INLINE void NAME(store)(void *to, int64_t at, const float *restrict from,
   }
 }
 
-/* e^x = 2^n e^r with |r| <= ln 2 / 2; the polynomial's relative error is 4e-9. x is clamped to
- * [-87, 87], so that neither e^x nor 1 / (1 + e^x) is denormal, which is slow to multiply. NaN gives NaN. */
-static INLINE float NAME(exponential)(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  x = x > 87.0f ? 87.0f : x;
-  float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 2^23: the sum's last bits are the nearest integer */
-  float n = shifted - 12582912.0f;
-  float r = x - n * 0.693145752f;
-  r -= n * 1.42860677e-6f;
-  float p = 0.00137514074f;
-  p = p * r + 0.00836891588f;
-  p = p * r + 0.0416695327f;
-  p = p * r + 0.166665182f;
-  p = p * r + 0.499999881f;
-  p = p * (r * r) + r + 1.0f;
+/* 2^x = 2^(n + f) with |f| <= 1/2; the polynomial's relative error is 9e-8. x is at most 125.5, and at least -125.5 is
+ * taken, so that neither 2^x nor 1 / (1 + 2^x) is denormal, which is slow to multiply. NaN gives NaN. */
+static INLINE float NAME(power_of_2)(float x) {
+  x = x < -125.5f ? -125.5f : x;
+  float shifted = x + 12582912.0f; /* 1.5 2^23: the sum's last bits are the nearest integer */
+  float f = x - (shifted - 12582912.0f);
+  float p = 0.0013264724f;
+  p = p * f + 0.009671513f;
+  p = p * f + 0.055507336f;
+  p = p * f + 0.24022242f;
+  p = p * f + 0.693147f;
+  p = p * f + 1.0f;
   uint32_t bits;
   memcpy(&bits, &shifted, sizeof bits);
   bits = (bits << 23) + 0x3f800000u;
@@ -60,13 +66,17 @@ static INLINE float NAME(exponential)(float x) {
   return p * scale;
 }
 
-/* Exactly 0 and 1 for large |x|: padded positions close their gates by large sums. */
-static INLINE float NAME(sigmoid)(float x) {
-  float result = 1.0f / (1.0f + NAME(exponential)(-x));
-  return x < -86.0f ? 0.0f : result;
+static INLINE float NAME(exponential)(float x) { return NAME(power_of_2)(x > 87.0f ? 125.5f : x * 1.44269504f); }
+
+/* 1 / (1 + 2^x), exactly 0 and 1 for large |x|, where the power is not used: padded positions close their gates by large sums. */
+static INLINE float NAME(gate)(float x) {
+  float result = 1.0f / (1.0f + NAME(power_of_2)(x));
+  return x > 124.0f ? 0.0f : result;
 }
 
-static INLINE float NAME(squash)(float x) { return 2.0f * NAME(sigmoid)(2.0f * x) - 1.0f; }
+static INLINE float NAME(sigmoid)(float x) { return NAME(gate)(x * -1.44269504f); }
+
+static INLINE float NAME(squash)(float x) { return 2.0f * NAME(gate)(x * TWICE) - 1.0f; }
 
 static void NAME(lstm_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct lstm_forward *a = given;
@@ -240,55 +250,90 @@ static void NAME(gru_cell_backward)(const void *given, int64_t begin, int64_t en
   }
 }
 
-/* Writes the products of a query with each of ``count`` consecutive keys, four at a time, whose chains of sums the processor
- * computes together; the last keys repeat, so that a product does not depend on how many there are. */
-static INLINE void NAME(dot_scores)(const float *restrict query, const float *restrict keys, int64_t count, int64_t size,
-                                    float *restrict scores) {
-  const float *const last = keys + (count - 1) * size;
-  for (int64_t s = 0; s < count; s += 4) {
-    const float *restrict first = keys + s * size, *restrict second = s + 1 < count ? first + size : last;
-    const float *restrict third = s + 2 < count ? second + size : last, *restrict fourth = s + 3 < count ? third + size : last;
-    float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;
-    SUM(a, b, c, d) for (int64_t k = 0; k < size; k++) {
-      a += query[k] * first[k];
-      b += query[k] * second[k];
-      c += query[k] * third[k];
-      d += query[k] * fourth[k];
+/* Sums that a translation depends on are of 16 parts, the k-th value in part k % 16, so that vectors of every width give the
+ * same: a last bit may change how a value is rounded to 8 bits. */
+static INLINE float NAME(sum_of_parts)(float *parts) {
+  for (int half = 8; half; half /= 2)
+    for (int n = 0; n < half; n++) parts[n] += parts[n + half];
+  return parts[0];
+}
+
+static INLINE float NAME(sum)(const float *values, int64_t count) {
+  NAME(vector) sums[VECTORS] = {{0}}, some;
+  float parts[16];
+  int64_t k = 0;
+  for (; k + 16 <= count; k += 16)
+    for (int n = 0; n < VECTORS; n++) {
+      memcpy(&some, values + k + n * WIDTH, sizeof some);
+      sums[n] += some;
     }
-    const float sums[4] = {a, b, c, d};
-    for (int64_t n = 0; n < 4 && s + n < count; n++) scores[s + n] = sums[n];
+  memcpy(parts, sums, sizeof parts);
+  for (; k < count; k++) parts[k % 16] += values[k];
+  return NAME(sum_of_parts)(parts);
+}
+
+/* Writes the products of a query with ``count`` consecutive keys, whose sums the processor computes together. */
+static INLINE void NAME(dots)(const float *query, const float *keys, const int count, int64_t size, float *scores) {
+  NAME(vector) sums[4 * VECTORS], q, key;
+  float parts[16];
+  int64_t whole = size / 16 * 16;
+  for (int n = 0; n < count * VECTORS; n++) sums[n] = (NAME(vector)){0};
+  for (int64_t k = 0; k < whole; k += WIDTH * VECTORS)
+    for (int n = 0; n < VECTORS; n++) {
+      memcpy(&q, query + k + n * WIDTH, sizeof q);
+      for (int s = 0; s < count; s++) {
+        memcpy(&key, keys + s * size + k + n * WIDTH, sizeof key);
+        sums[s * VECTORS + n] += q * key;
+      }
+    }
+  for (int s = 0; s < count; s++) {
+    memcpy(parts, sums + s * VECTORS, sizeof parts);
+    for (int64_t k = whole; k < size; k++) parts[k % 16] += query[k] * keys[s * size + k];
+    scores[s] = NAME(sum_of_parts)(parts);
   }
 }
 
-/* Subtracts the mean of values from them, given their sum; returns the reciprocal of their standard deviation. */
-static INLINE float NAME(center)(float *values, int64_t size, float sum) {
-  float mean = sum / (float)size, square = 0.0f;
-  SUM(square) for (int64_t k = 0; k < size; k++) {
-    values[k] -= mean;
-    square += values[k] * values[k];
-  }
-  return 1.0f / sqrtf(square / (float)size + 1e-5f); /* as LAYER_NORM_EPSILON */
+static INLINE float NAME(dot)(const float *left, const float *right, int64_t size) {
+  float product;
+  NAME(dots)(left, right, 1, size, &product);
+  return product;
+}
+
+static INLINE void NAME(dot_scores)(const float *query, const float *keys, int64_t count, int64_t size, float *scores) {
+  int64_t s = 0;
+  for (; LANES && s + 4 <= count; s += 4) NAME(dots)(query, keys + s * size, 4, size, scores + s);
+  for (; s + 2 <= count; s += 2) NAME(dots)(query, keys + s * size, 2, size, scores + s); /* all that few registers hold */
+  if (s < count) NAME(dots)(query, keys + s * size, 1, size, scores + s);
+}
+
+/* Subtracts the mean of values from them; returns the reciprocal of their standard deviation. */
+static INLINE float NAME(center)(float *values, int64_t size) {
+  float mean = NAME(sum)(values, size) / (float)size;
+  SIMD for (int64_t k = 0; k < size; k++) values[k] -= mean;
+  return 1.0f / sqrtf(NAME(dot)(values, values, size) / (float)size + 1e-5f); /* as LAYER_NORM_EPSILON */
 }
 
 /* Normalizes values to mean 0 and variance 1, then multiplies by the gain and adds the shift. */
-static INLINE void NAME(normalize)(float *values, int64_t size, const float *gain, const float *shift) {
-  float sum = 0.0f;
-  SUM(sum) for (int64_t k = 0; k < size; k++) sum += values[k];
-  float inverse = NAME(center)(values, size, sum);
+static void NAME(normalize)(float *values, int64_t size, const float *gain, const float *shift) {
+  float inverse = NAME(center)(values, size);
   SIMD for (int64_t k = 0; k < size; k++) values[k] = values[k] * inverse * gain[k] + shift[k];
 }
 
-/* Returns the score of query + key after layer normalization. sums: A floats, which may be the keys. */
-static INLINE float NAME(normalized_score)(const struct attention_forward *a, const float *query, const float *keys, float *sums) {
+/* Returns the score of query + key, with the layer normalization if there is one. sums: A floats, which may be the keys. */
+static INLINE float NAME(additive_score)(const struct attention_forward *a, const float *query, const float *keys, float *sums) {
   const float *score = a->score, *gain = a->gain, *shift = a->shift;
-  float total = 0.0f, sum = 0.0f;
-  SUM(total) for (int64_t k = 0; k < a->size; k++) {
-    sums[k] = query[k] + keys[k];
-    total += sums[k];
+  if (!gain) {
+    float parts[16] = {0};
+    int64_t k = 0;
+    for (; k + 16 <= a->size; k += 16)
+      SIMD for (int64_t n = 0; n < 16; n++) parts[n] += score[k + n] * NAME(gate)(TWICE * (query[k + n] + keys[k + n]));
+    for (; k < a->size; k++) parts[k % 16] += score[k] * NAME(gate)(TWICE * (query[k] + keys[k]));
+    return 2.0f * NAME(sum_of_parts)(parts);
   }
-  float inverse = NAME(center)(sums, a->size, total);
-  SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += score[k] * NAME(squash)(sums[k] * inverse * gain[k] + shift[k]);
-  return sum;
+  SIMD for (int64_t k = 0; k < a->size; k++) sums[k] = query[k] + keys[k];
+  float inverse = NAME(center)(sums, a->size);
+  SIMD for (int64_t k = 0; k < a->size; k++) sums[k] = NAME(squash)(sums[k] * inverse * gain[k] + shift[k]);
+  return NAME(dot)(score, sums, a->size);
 }
 
 /* Writes the keys of a row's position plus the product of its coverage to sums, which may be the keys. */
@@ -299,11 +344,11 @@ static INLINE void NAME(add_coverage)(const struct attention_forward *a, int64_t
   }
 }
 
-/* scratch: A floats, and A more with a layer normalization or coverage or 4 A if values are narrow. */
+/* scratch: A floats, and A more with additive scores or 4 A if values are narrow. */
 static void NAME(attention_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct attention_forward *a = given;
-  float *restrict query = scratch, *restrict wide = scratch + a->size;
-  const float *restrict score = a->score;
+  float *restrict query = scratch, *wide = scratch + a->size;
+  const float *score = a->score;
   int64_t at_once = score ? 1 : a->narrow ? 4 : a->positions;
   for (int64_t row = begin; row < end; row++) {
     NAME(load)(query, a->query, row * a->query_stride, a->size, a->narrow);
@@ -314,7 +359,7 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
       some = a->positions - s < at_once ? a->positions - s : at_once;
       if (score && padding && padding[s]) continue;
       int64_t place = (owner * a->positions + s) * a->size;
-      const float *restrict keys = wide;
+      const float *keys = wide;
       if (a->narrow)
         NAME(load)(wide, a->keys, place, some * a->size, 1);
       else
@@ -327,15 +372,7 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
         NAME(add_coverage)(a, row * a->positions + s, keys, wide);
         keys = wide;
       }
-      if (a->gain) {
-        weights[s] = NAME(normalized_score)(a, query, keys, wide);
-        continue;
-      }
-      float sum = 0.0f;
-      SUM(sum) for (int64_t k = 0; k < a->size; k++) {
-        sum += 2.0f * score[k] * NAME(sigmoid)(2.0f * (query[k] + keys[k]));
-      }
-      weights[s] = sum;
+      weights[s] = NAME(additive_score)(a, query, keys, wide);
     }
     float top = -INFINITY, sum = 0.0f;
     for (int64_t s = 0; s < a->positions; s++) {
@@ -731,16 +768,17 @@ static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t
   }
 }
 
+/* Of floats alone the product and its sum are rounded once where the processor can: twice the speed, but other last bits. */
 #if LANES == 16
-#define WIDTH 16
+#define MULTIPLY_ADD(w, value, sum) _mm512_fmadd_ps(w, _mm512_set1_ps(value), sum)
 #elif LANES == 8
-#define WIDTH 8
+#define MULTIPLY_ADD(w, value, sum) _mm256_fmadd_ps(w, _mm256_set1_ps(value), sum)
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define MULTIPLY_ADD(w, value, sum) vfmaq_n_f32(sum, w, value)
 #else
-#define WIDTH 4
+#define MULTIPLY_ADD(w, value, sum) ((sum) + (w) * (value))
 #endif
-#define VECTORS (16 / WIDTH)
-
-typedef float NAME(vector) __attribute__((vector_size(4 * WIDTH)));
 
 /* Sums of a few rows of floats and one or two groups of 16 outputs, kept in registers: the compiler keeps vectors that are
  * wider than those in memory. */
@@ -752,7 +790,7 @@ static INLINE void NAME(tile)(const float *left, int64_t stride, int64_t inputs,
   for (int64_t k = 0; k < inputs; k++) {
     for (int n = 0; n < each; n++) memcpy(&w[n], weight + (n / VECTORS * inputs + k) * 16 + n % VECTORS * WIDTH, sizeof w[n]);
     for (int row = 0; row < rows; row++)
-      for (int n = 0; n < each; n++) sum[row * each + n] += w[n] * left[row * stride + k];
+      for (int n = 0; n < each; n++) sum[row * each + n] = MULTIPLY_ADD(w[n], left[row * stride + k], sum[row * each + n]);
   }
   for (int row = 0; row < rows; row++)
     for (int n = 0; n < each; n++)
@@ -778,8 +816,7 @@ static INLINE void NAME(sums_of_groups)(const float *left, int64_t stride, int64
 #undef TILES
 }
 
-#undef VECTORS
-#undef WIDTH
+#undef MULTIPLY_ADD
 
 static void NAME(sums_of_16_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
                                     float (*sums)[16]) {
@@ -893,15 +930,34 @@ static void NAME(products_by_owner)(const void *given, int64_t begin, int64_t en
   }
 }
 
+/* 2 atanh(s) for |s| <= 1/3, to 1e-9. Unlike log, it is the same with every library of C. */
+static INLINE double NAME(twice_atanh)(double s) {
+  double q = s * s, sum = 1.0 / 17;
+  for (int odd = 15; odd > 0; odd -= 2) sum = sum * q + 1.0 / odd;
+  return 2 * s * sum;
+}
+
+/* log x of x >= 1 */
+static INLINE float NAME(logarithm)(float x) {
+  if (!(x < INFINITY)) return x;
+  int exponent;
+  double part = frexp(x, &exponent), s = (part - 0.70710678118654752) / (part + 0.70710678118654752);
+  return (float)((exponent - 0.5) * 0.69314718055994531 + NAME(twice_atanh)(s));
+}
+
 /* Returns log sum exp of the logits: logits minus this are log-probabilities. */
 static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
-  float top = -INFINITY, sum = 0.0f;
+  float top = -INFINITY, sum = 0.0f, powers[CHUNK];
   MAXIMUM(top) for (int64_t k = 0; k < count; k++) top = logits[k] > top ? logits[k] : top;
-  SUM(sum) for (int64_t k = 0; k < count; k++) {
-    float power = NAME(exponential)(logits[k] - top);
-    sum += logits[k] == -INFINITY ? 0.0f : power;
+  for (int64_t at = 0; at < count; at += CHUNK) {
+    int64_t some = count - at < CHUNK ? count - at : CHUNK;
+    SIMD for (int64_t k = 0; k < some; k++) {
+      float power = NAME(exponential)(logits[at + k] - top);
+      powers[k] = logits[at + k] == -INFINITY ? 0.0f : power;
+    }
+    sum += NAME(sum)(powers, some);
   }
-  return top + logf(sum);
+  return top + NAME(logarithm)(sum);
 }
 
 /* Ties are ordered by word id. scratch: V floats. */
@@ -941,3 +997,6 @@ static void NAME(best_words)(const void *given, int64_t begin, int64_t end, floa
 }
 
 #include "search.h"
+
+#undef VECTORS
+#undef WIDTH

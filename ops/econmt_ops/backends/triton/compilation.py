@@ -6,7 +6,6 @@ of kernels in its first steps.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,19 +15,7 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-
-class _State(threading.local):
-    """State of a thread: whether its launches only compile their kernels."""
-
-    compiles_only: bool = False
-
-
-_STATE = _State()
-
-
-def compiles_only() -> bool:
-    """Returns True within `compiling_only`, where no kernel may be launched."""
-    return _STATE.compiles_only
+from econmt_ops.dispatch.rule import MODE
 
 
 class CompilerThreads(ThreadPoolExecutor):
@@ -71,7 +58,7 @@ def compiling_only(device: torch.device) -> Iterator[CompilerThreads]:
     run = JITFunction.run
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        if not _STATE.compiles_only:  # another thread
+        if not MODE.compiles_only:  # another thread
             return run(kernel, *arguments, grid=grid, warmup=warmup, **options)
         compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
         future = getattr(compiled, "future", None)
@@ -82,9 +69,9 @@ def compiling_only(device: torch.device) -> Iterator[CompilerThreads]:
 
     threads = CompilerThreads(initializer=torch.cuda.set_device, initargs=(device,))
     with threads, torch.autograd.set_multithreading_enabled(False):
-        _STATE.compiles_only, JITFunction.run = True, compile_only
+        MODE.compiles_only, JITFunction.run = True, compile_only
         try:
             with triton.AsyncCompileMode(threads, ignore_errors=True):
                 yield threads
         finally:
-            _STATE.compiles_only, JITFunction.run = False, run
+            MODE.compiles_only, JITFunction.run = False, run

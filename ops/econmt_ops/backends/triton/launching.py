@@ -18,7 +18,6 @@ from torch import Tensor
 from triton import knobs
 
 from econmt_ops.backends.triton import interpreted
-from econmt_ops.backends.triton.compilation import compiles_only
 from econmt_ops.dispatch.rule import MODE
 
 _ALIGNMENT = 16
@@ -69,7 +68,7 @@ class Launch:
             divisible: further integers, for multiples of 16 of which Triton compiles kernels of their own.
         """
         hooked = _has_functions(knobs.runtime.launch_enter_hook)
-        if MODE.device is not None or _INTERPRETED or compiles_only() or hooked:
+        if MODE.device is not None or _INTERPRETED or MODE.compiles_only or hooked:
             self._kernel[(programs,)](*tensors, *integers, *divisible, **self._constants)
             return
         addresses = [tensor.data_ptr() for tensor in tensors]

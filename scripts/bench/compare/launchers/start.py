@@ -4,9 +4,8 @@
 
 The arguments are those of the toolkit's command line; for fairseq and OpenNMT-py the program (train, generate,
 preprocess; train, translate) comes first. econmt and Joey NMT log tokens a second by a clock that goes on while their
-process is stopped for another's turn, so their counts of target tokens are printed, too. fairseq and OpenNMT-py save
-models at the seconds that :mod:`marks` has been given. The toolkits' files stay as they are, and nothing here bears on
-the speed of training.
+process is stopped for another's turn, so their counts of target tokens are printed, too. The toolkits' files stay as
+they are, and nothing here bears on the speed of training.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from importlib.machinery import FileFinder
-from pathlib import Path
 from types import ModuleType
-
-from marks import Marks
 
 _OF_TRANSFORMS = {"ahocorasick": (), "fasttext": (), "rapidfuzz": ("fuzz", "process"), "spacy": ()}
 """Packages of OpenNMT-py's transforms, and the names that are imported from them."""
@@ -76,28 +72,7 @@ def fairseq() -> None:
     dataclasses.dataclass = _hashable_dataclass
     if not hasattr(FileFinder, "find_module"):
         FileFinder.find_module = _find_module  # type: ignore[attr-defined]
-    program, marks = sys.argv.pop(1), Marks.from_environment()
-    if program == "generate":
-        _without_fast_path()
-    if program == "train" and marks is not None:
-        from fairseq.trainer import Trainer
-
-        train_step = Trainer.train_step
-
-        def marked_step(self, *arguments, **options):  # type: ignore[no-untyped-def]
-            marks.begin()
-            result = train_step(self, *arguments, **options)
-
-            def save(folder: Path) -> None:
-                self.consolidate_optimizer()
-                self.save_checkpoint(str(folder / "checkpoint_last.pt"), {})
-
-            if marks.updated(self.get_num_updates(), save):
-                self.cfg.optimization.max_update = self.get_num_updates()
-            return result
-
-        Trainer.train_step = marked_step
-    importlib.import_module(f"fairseq_cli.{program}").cli_main()
+    importlib.import_module(f"fairseq_cli.{sys.argv.pop(1)}").cli_main()
 
 
 def _hashable_dataclass(cls=None, /, **options):  # type: ignore[no-untyped-def]
@@ -113,44 +88,9 @@ def _find_module(finder: FileFinder, name: str) -> object:
     return None if spec is None else spec.loader
 
 
-def _without_fast_path() -> None:
-    """Lets transformers translate without a function of torch that takes other arguments by now."""
-    from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
-
-    init = TransformerEncoderLayerBase.__init__
-
-    def plain_init(self, *arguments, **options):  # type: ignore[no-untyped-def]
-        init(self, *arguments, **options)
-        self.can_use_fastpath = False
-
-    TransformerEncoderLayerBase.__init__ = plain_init
-
-
 def opennmt() -> None:
     """Starts a program of OpenNMT-py."""
-    program, marks = sys.argv.pop(1), Marks.from_environment()
-    if program == "train" and marks is not None:
-        from onmt.trainer import Trainer
-
-        accumulate, report = Trainer._gradient_accumulation, Trainer._maybe_report_training
-
-        def marked_accumulation(self, *arguments):  # type: ignore[no-untyped-def]
-            marks.begin()
-            return accumulate(self, *arguments)
-
-        def marked_report(self, step, *arguments):  # type: ignore[no-untyped-def]
-            result = report(self, step, *arguments)
-
-            def save(folder: Path) -> None:
-                self.model_saver.base_path = str(folder / "model")
-                self.model_saver.save(step)
-
-            if marks.updated(step, save):
-                sys.exit()
-            return result
-
-        Trainer._gradient_accumulation, Trainer._maybe_report_training = marked_accumulation, marked_report
-    importlib.import_module(f"onmt.bin.{program}").main()
+    importlib.import_module(f"onmt.bin.{sys.argv.pop(1)}").main()
 
 
 def _stand_in_for_missing() -> None:

@@ -79,8 +79,8 @@ class Econmt(Toolkit):
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates raw text, which econmt segments itself."""
-        files = "--model", model, "--input", places.data / f"test.raw.{places.source}", "--output", output
-        options = f"--beam-size {matched.BEAM} --batch-size {self.translation_batch}"
+        files = "--model", model, "--input", places.data / f"test.raw.{matched.SOURCE}", "--output", output
+        options = f"--beam-size {matched.BEAM} --batch-size {matched.BATCH}"
         if self.precision != "auto":
             options += f" --precision {self.precision}"
         return Command.python(places, "-m", "econmt", "translate", *files, *options.split())

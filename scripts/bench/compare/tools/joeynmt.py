@@ -61,7 +61,7 @@ class JoeyNMT(Toolkit):
         config = yaml.safe_load(CONFIG)
         config |= {"model_dir": str(model), "use_cuda": False}
         config["data"] |= {"train": str(places.data / "train"), "dev": str(places.data / "valid")}
-        for side, language in (("src", places.source), ("trg", places.target)):
+        for side, language in (("src", matched.SOURCE), ("trg", matched.TARGET)):
             vocabulary = str(places.data / f"vocabulary.{language}.joeynmt.txt")
             config["data"][side] = {"lang": language, "level": "word", "voc_file": vocabulary}
         config["testing"]["load_model"] = str(model / "best.ckpt")
@@ -72,7 +72,7 @@ class JoeyNMT(Toolkit):
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:  # noqa: ARG002
         """Returns a command that prints translations of standard input: its option for a file fails in 2.3.0."""
-        config, pieces = places.work / f"{model.name}.yaml", places.tokens("test", places.source)
+        config, pieces = places.work / f"{model.name}.yaml", places.tokens("test", matched.SOURCE)
         return Command.python(places, "-m", "joeynmt", "translate", config, standard_input=pieces)
 
     def output_lines(self, printed: Sequence[str], output: Path) -> list[str]:  # noqa: ARG002

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar
 
 import yaml
 
@@ -50,8 +49,6 @@ class OpenNMT(Toolkit):
     package = "OpenNMT-py"
     loads_pickles = True
     translated = re.compile(r"Total translation time \(s\): ([\d.]+)")
-    config: ClassVar[dict[str, Any]] = yaml.safe_load(CONFIG)
-    """Model and training."""
 
     def _command(self, places: Places, program: str, *arguments: object) -> Command:
         return Command.python(places, matched.LAUNCHER, "opennmt", program, *arguments)
@@ -59,9 +56,9 @@ class OpenNMT(Toolkit):
     def train(self, places: Places, model: Path, updates: int) -> Command:
         """Writes the configuration; returns a command that saves the model at the last update."""
         assert matched.ATTENTION == matched.HIDDEN, "OpenNMT-py's attention has the decoder's size"
-        source, target = places.source, places.target
+        source, target = matched.SOURCE, matched.TARGET
         files = (str(places.tokens("train", side)) for side in (source, target))
-        config = self.config | {
+        config = yaml.safe_load(CONFIG) | {
             "data": {"corpus_1": dict(zip(("path_src", "path_tgt"), files, strict=True))},
             "src_vocab": str(places.data / f"vocabulary.{source}.opennmt.txt"),
             "tgt_vocab": str(places.data / f"vocabulary.{target}.opennmt.txt"),
@@ -78,9 +75,9 @@ class OpenNMT(Toolkit):
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Returns a command that translates with the newest model of the folder."""
         saved = max(model.glob("model_step_*.pt"), default=model / "model_step.pt")
-        files = "-model", saved, "-src", places.tokens("test", places.source), "-output", output
+        files = "-model", saved, "-src", places.tokens("test", matched.SOURCE), "-output", output
         options = (
-            f"-beam_size {matched.BEAM} -batch_size {self.translation_batch} -batch_type sents "
+            f"-beam_size {matched.BEAM} -batch_size {matched.BATCH} -batch_type sents "
             f"-max_length {matched.LONGEST_OUTPUT} -gpu {-1 if self.device == 'cpu' else 0} -report_time"
         )
         return self._command(places, "translate", *files, *options.split())
@@ -88,4 +85,4 @@ class OpenNMT(Toolkit):
     def reading(self, line: str) -> Reading | None:
         """Reads the second part of ``bsz``, the mean of target tokens an update since the last line."""
         found = _TRAIN.search(line)
-        return Reading(int(found[1]), self.log_every * float(found[2])) if found else None
+        return Reading(int(found[1]), matched.LOG_EVERY * float(found[2])) if found else None

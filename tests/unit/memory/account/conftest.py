@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt import memory
+import econmt_memory as memory
 
 LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "econmt_memory", "pytest", "_pytest", "pluggy"}
 CLOSED = (ModuleType, CodeType, FrameType, GenericAlias, str, bytes, int, float)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,7 @@ from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from econmt import memory
-from econmt.config import recipe
-from econmt.model import Implementations, TranslationModel
+import econmt_memory as memory
 
 
 @dataclass
@@ -311,6 +310,9 @@ def lora(size: int = 1) -> Case:
 
 def own(size: int = 1) -> Case:
     """A translation model of econmt."""
+    from econmt.config import recipe
+    from econmt.model import Implementations, TranslationModel
+
     sizes = {"layers": 1, "size": 32 * size}
     settings = {"embedding": 32 * size, "encoder": sizes, "decoder": sizes, "attention": {"size": 32 * size}}
     model = TranslationModel(recipe.Model.model_validate(settings), 300, 300)
@@ -338,8 +340,9 @@ CASES: dict[str, Callable[[int], Case]] = {
     "LoRA": lora,
     "shared weights": lambda size: gpt(size, tied=True),
     "checkpointing": lambda size: gpt(size, checkpointed=True),
-    "econmt's own": own,
 }
+if importlib.util.find_spec("econmt") is not None:
+    CASES["econmt's own"] = own
 """Functions that make the models, larger ones for larger sizes."""
 
 LONG: dict[str, Callable[[], Case]] = {

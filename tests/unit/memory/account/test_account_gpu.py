@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_ops.dispatch.capture import release_workspaces
 from tests.unit.memory.account.models import CASES, Case
 
@@ -45,7 +45,6 @@ def test_the_sum_is_the_allocators_peak_with_and_without_a_block(name: str) -> N
     assert sum(account.by_category().values()) == account.peak_bytes
     weights = sum(each.nbytes for each in {*case.model.parameters(), *case.model.buffers()})
     assert account.by_category()["weights"] == pytest.approx(weights, rel=0.2)  # whole blocks
-    assert account.ledger.phase("backward") > 0
 
 
 REMAINDER = 2 << 20

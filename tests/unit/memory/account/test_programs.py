@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from econmt import memory
+import econmt_memory as memory
 from econmt_memory.estimate.fake import REPLACEMENTS
 from econmt_memory.measure.tracker import Tracker
 from tests.unit.memory.account import models
@@ -469,6 +469,32 @@ def test_a_prediction_says_that_gradients_are_sparse(sparse: bool) -> None:
     model, rows = nn.Embedding(100, 8, sparse=sparse), torch.arange(50)
     predicted = memory.predict(lambda: model(rows).sum().backward(), model, device="cpu")
     assert any("Gradients are sparse" in note for note in predicted.notes) == sparse
+    found = measured(lambda: backward_pass(model, rows), model)
+    # Of 50 rows, values of eight times four bytes and an index of eight.
+    assert found.by_category()["gradients"] == (50 * (32 + 8) if sparse else 100 * 32)
+
+
+def backward_pass(model: nn.Module, inputs: Tensor) -> None:
+    model.zero_grad()
+    model(inputs).sum().backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_first_step_alone_takes_is_not_predicted(device: str) -> None:
+    model, inputs, steps = nn.Linear(64, 64), torch.zeros(4, 64), list[int]()
+
+    def predicted(bytes_of_first: int) -> tuple[int, int | None, int | None]:
+        def step() -> None:
+            if not steps:
+                torch.zeros(bytes_of_first, dtype=torch.uint8)
+            steps.append(1)
+            backward_pass(model, inputs)
+
+        steps.clear()
+        account = memory.predict(step, model, device=device)
+        return account.peak_bytes, account.ledger.allocated, account.by_category()["gradients"]
+
+    assert predicted(10**9) == predicted(0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -505,3 +531,29 @@ def test_what_cannot_be_predicted_is_told() -> None:
         memory.predict(1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nonzero 'x' is no share; give a number from 0 to 1"):
         memory.predict(step, nonzero="x")  # type: ignore[arg-type]
+
+
+def test_attributes_that_a_step_gives_a_class_are_as_before() -> None:
+    class Counting(nn.Linear):
+        steps = 0
+
+    model, inputs = Counting(8, 8), torch.ones(2, 8)
+
+    def step() -> None:
+        Counting.steps += 1
+        Counting.last = model(inputs).sum()
+        Counting.last.backward()
+
+    memory.predict(step, model, device="cpu")
+    assert (Counting.steps, hasattr(Counting, "last")) == (0, False)
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, lambda *layers: nn.ModuleList(layers)])
+def test_a_container_of_layers_is_one_model(kind: Callable[..., Any]) -> None:
+    layers = nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)
+    model = kind(*layers)
+    with memory.track(model) as account:
+        values = torch.ones(8, 64)
+        for layer in layers:
+            values = layer(values)
+    assert {"0", "2"} <= set(account.by_module())

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
 
-from econmt import memory
-from econmt_memory.account.module_scopes import ModuleScopes
+import econmt_memory as memory
 from econmt_memory.account.step_recorder import StepRecorder, _StepMemory
-from econmt_memory.account.tracking import nested_hooks
-from econmt_memory.measure.clock import Clock
-from econmt_memory.measure.profiled_operators import NodeRun
 from tests.unit.memory.account.models import gpt, tracked
 
 CPU = torch.device("cpu")
@@ -44,17 +38,8 @@ def test_what_existed_before_counts_whole_until_it_is_released() -> None:
     assert account.by_category()["other"] == 4000 + 40 + 40
 
 
-def test_gradients_count_for_the_module_that_owns_the_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_count_for_the_module_that_owns_the_parameter() -> None:
     case = gpt(tied=True, passes=2)
-    added, layer_of = set(), StepRecorder.layer
-
-    def noted(recorder: StepRecorder, nanoseconds: int, node: NodeRun | None) -> str:
-        layer = layer_of(recorder, nanoseconds, node)
-        if node is not None and node.sequence < 0:
-            added.add(layer)
-        return layer
-
-    monkeypatch.setattr(StepRecorder, "layer", noted)
     case.optimizer.zero_grad()
     with memory.track(case.model, case.optimizer) as account:
         case.step()
@@ -62,8 +47,6 @@ def test_gradients_count_for_the_module_that_owns_the_parameter(monkeypatch: pyt
     sizes = {each.layer: each.size for each in storages if each.category == "gradients"}
     assert sizes["words"] == 500 * 64 * 4
     assert "head" not in sizes
-    # The second pass adds to the gradients, in nodes that belong to parameters.
-    assert {"words", "norm", "blocks.1.up"} <= added
 
 
 class Residual(nn.Module):
@@ -85,63 +68,23 @@ def test_lines_are_those_of_calls_of_modules_and_of_uses_of_functions() -> None:
     with memory.track(model) as account:
         model(inputs).sum().backward()
     lines = {
-        (change.storage.operator, change.storage.line.number - first)
+        (change.storage.operator, int(change.storage.line.split(":")[1].split()[0]) - first)
         for change in account._settled().changes
-        if change.storage.kept_by and change.storage.line is not None
+        if change.storage.kept_by and change.storage.line
     }
     assert ("aten.addmm", 1) in lines
     # The sum, which is made in the last line, is kept where the next product reads it.
     assert ("aten.add", 1) in lines
 
 
-def test_the_layer_that_runs_a_backward_pass_is_known_from_what_it_kept() -> None:
-    """As on a GPU, whose operators return before they have run, so that the stream gets marks."""
-    model = nn.Sequential(Residual(), Residual(), nn.Linear(128, 4))
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inside = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = checkpoint(self.inside[0], x, use_reentrant=False)
-            return self.inside[2](self.inside[1](x))
-
-    whole = Checkpointed()
-    recorder = StepRecorder(CPU)
-    recorder.clock = Clock(CPU)
-    optimizer = torch.optim.SGD(whole.parameters())
-    scopes = ModuleScopes(recorder, [whole], [optimizer])
-    with recorder.recording(), scopes.active(), nested_hooks(recorder):
-        whole(torch.ones(4, 128)).sum().backward()
-        optimizer.step()
-    marks = recorder.clock.milliseconds()
-    forward, backward = ({name for of, name in marks if of == phase} for phase in ("forward", "backward"))
-    assert forward >= {"inside.0.linear", "inside.1", "inside.2"}
-    # The first block is computed again in the backward pass, from inputs that checkpointing has kept.
-    inside = {"inside.0", "inside.0.linear", "inside.1", "inside.1.linear", "inside.2"}
-    assert backward == {"Checkpointed", "other", *inside}
-    assert ("optimizer", "other") in marks
-
-
-def test_layers_that_only_call_others_take_no_time() -> None:
-    begun: list[tuple[str, str] | None] = []
-    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU()), nn.Linear(3, 1))
-    recorder = StepRecorder(CPU)
-    recorder.clock = SimpleNamespace(begin=begun.append)  # type: ignore[assignment]
-    with recorder.recording(), ModuleScopes(recorder, [model], []).active():
-        model(torch.zeros(4, 2))
-    layers = [each[1] for each in begun if each is not None]
-    assert [layer for layer in layers if layer != "other"] == ["0", "1.0", "2"]
-
-
 def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
     recorder = StepRecorder(torch.device("cuda", 0))
     recorder._at_start = start = 10_000
     memory_of_gpu = _StepMemory(recorder)
-    memory_of_gpu.label(0, 1 << 20, 1000, "weights", "layer")
+    memory_of_gpu.use(0, 1 << 20, 1000, (1000,), torch.uint8)
+    memory_of_gpu.label(0, 1 << 20, "weights", "layer")
     memory_of_gpu.change(0, 1 << 21, 2048, start + 2048, "aten.mm", None)
-    memory_of_gpu.mark(0, (1 << 21) + 512, "layer", None)
+    memory_of_gpu.mark(0, 1 << 21, "layer", None)
     # A block that was not split, and one that nothing was known of.
     memory_of_gpu.change(0, 1 << 20, -1536, start + 512, "", None)
     memory_of_gpu.change(0, 1 << 22, -4096, start - 3584, "", None)
@@ -149,6 +92,25 @@ def test_a_gpu_tells_the_size_of_what_it_releases() -> None:
     assert sizes == {1 << 20: 1536, 1 << 22: 4096}
     assert [change.size for change in memory_of_gpu.changes] == [2048, -1536, -4096]
     assert memory_of_gpu.changes[0].storage.kept_by == "layer"
+
+
+def test_workspaces_of_cublas_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is older, one is made in the block; a tensor of their size is no workspace, nor is what is released."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    recorder, size = StepRecorder(torch.device("cuda", 0)), 32 << 20
+    blocks = [{"address": number << 30, "size": size, "state": "active_allocated"} for number in (1, 2)]
+    blocks.append({"address": 3 << 30, "size": size, "state": "inactive"})
+    recorder._note_workspaces([{"device": 0, "blocks": blocks}, {"device": 1, "blocks": blocks}])
+    memory_of_gpu = _StepMemory(recorder)
+    for note in recorder._notes["use"]:
+        memory_of_gpu.use(*note)
+    memory_of_gpu.use(0, 2 << 30, size, (8 << 20,), torch.float32)
+    for number, total in ((4, size), (5, 2 * size)):
+        memory_of_gpu.change(0, number << 30, size, total, "aten.mm", None)
+    memory_of_gpu.change(0, 5 << 30, -size, size, "", None)
+    memory_of_gpu.name_workspaces()
+    storages = {*memory_of_gpu.older, *(change.storage for change in memory_of_gpu.changes)}
+    assert [each.address >> 30 for each in storages if each.layer == "cuBLAS"] in ([1, 4], [4, 1])
 
 
 def test_a_gpu_tells_what_other_threads_allocate_and_release() -> None:
@@ -180,7 +142,8 @@ def test_what_a_cpu_says_of_older_memory_is_left_aside() -> None:
     memory_of_cpu = _StepMemory(StepRecorder(CPU))
     memory_of_cpu.change(0, 1 << 20, -1536, 0, "", None)
     assert not memory_of_cpu.older
-    memory_of_cpu.label(0, 1 << 21, 1000, "gradients", "layer")
+    memory_of_cpu.use(0, 1 << 21, 1000, (1000,), torch.uint8)
+    memory_of_cpu.label(0, 1 << 21, "gradients", "layer")
     memory_of_cpu.release_older(0, 1 << 21)  # by a weak reference
     memory_of_cpu.change(0, 1 << 21, -1536, 0, "", None)
     assert list(memory_of_cpu.older.values()) == [1000]
@@ -231,8 +194,7 @@ def test_an_optimizer_that_multiplies_nothing_counts_as_one_operator() -> None:
         optimizer.step()  # makes its state
         matrices.step()
     assert {change.storage.operator for change in account._settled().changes} == {"SGD.step", "aten.mm"}
-    assert {phase for phase, _ in account.ledger.milliseconds} == {"optimizer"}
-    assert account.ledger.operations.total() == 2 * 8**3
+    assert [begin.phase for begin in account._settled().begins] == ["forward", "optimizer"]
     assert account.by_category()["optimizer state"] == weight.nbytes
 
 
@@ -247,7 +209,7 @@ def test_operators_and_phases_are_recorded_again_after_an_optimizer_failed() -> 
         optimizer.param_groups[0]["lr"] = 0.1
         optimizer.step()
         nn.Linear(8, 8)(weight)
-    assert {phase for phase, layer in account.ledger.milliseconds if layer == "Linear"} == {"forward"}
+    assert [begin.phase for begin in account._settled().begins] == ["forward", "optimizer", "forward"]
     optimizer.param_groups[0]["lr"] = "large"
     with pytest.raises(TypeError), memory.track(None, optimizer):
         optimizer.step()

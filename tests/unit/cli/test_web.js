@@ -1,0 +1,29 @@
+{
+  // Translations of several lists of lines with the same options: text, score and number of the best of each, or what is wrong.
+  async translate([texts, options]) {
+    const model = await (await import("./econmt.js")).load("./");
+    const short = (all) => all.map(({ text, score, nbest }) => [text, score, nbest.length]);
+    const found = [];
+    for (const lines of texts) {
+      const signal = lines.length > 1000 ? AbortSignal.timeout(50) : undefined;
+      found.push(await model.translate(lines, { signal, ...options }).then(short, (error) => error.message));
+    }
+    return found;
+  },
+  // Ids of lines, and what they are decoded to, by a SentencePiece model.
+  async subwords(data) {
+    const text = (await (await fetch("worker.js")).text()).replace(
+      /work\(\);\s*$/,
+      `onmessage = ({ data: [model, lines] }) => {
+        const words = new Subwords(Uint8Array.from(model));
+        const ids = lines.map((line) => words.encode(normalized(line)));
+        postMessage(ids.map((each) => [each, words.decode(each)]));
+      };`,
+    );
+    const worker = new Worker(URL.createObjectURL(new Blob([text])));
+    worker.postMessage(data);
+    return await new Promise((resolve, reject) =>
+      Object.assign(worker, { onmessage: (event) => resolve(event.data), onerror: reject }),
+    );
+  },
+}

@@ -1,0 +1,146 @@
+"""Steps of programs that do not call the account: `memory.watch`, and scripts on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import econmt_memory as memory
+from tests.conftest import run_python
+
+GAN = """
+import sys
+import torch
+from torch import nn
+
+print(sys.argv[1:], __name__, __file__)
+generator = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 64))
+critic = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
+optimizers = [torch.optim.Adam(each.parameters()) for each in (critic, generator)]
+for _ in range(int(sys.argv[1])):
+    made = generator(torch.randn(512, 16))
+    for optimizer, images in zip(optimizers, (made.detach(), made)):
+        optimizer.zero_grad()
+        critic(images).mean().backward()
+        optimizer.step()
+sys.exit(3)
+"""
+
+
+def perceptron() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 1)), torch.randn(512, 64)
+
+
+@pytest.mark.parametrize("kind", ["adam", "closure", "lbfgs", "accumulated"])
+def test_a_watched_step_is_accounted_like_a_tracked_one(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, inputs = perceptron()
+    parameters = list(model.parameters())
+    adam, lbfgs = torch.optim.Adam(parameters), torch.optim.LBFGS(parameters, max_iter=2)
+    optimizer = lbfgs if kind == "lbfgs" else adam
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        for _ in range(3 if kind == "accumulated" else 1):
+            result = model(inputs).square().mean()
+            result.backward()
+        return result
+
+    def step() -> None:
+        with torch.profiler.record_function("a step of the program"):
+            if kind in ("closure", "lbfgs"):
+                optimizer.step(loss)
+            else:
+                loss()
+                optimizer.step()
+
+    with torch.no_grad(), memory.watch(None) as nothing:
+        model(inputs)
+    assert (nothing.steps, nothing.account, capsys.readouterr().err) == (0, None, "")
+    with memory.watch(None, step=2) as watched:
+        for _ in range(5):
+            step()
+    assert watched.steps == 2
+    assert watched.account is not None
+    with memory.track(model, optimizer) as account:
+        step()
+    rows = watched.account.by_module()
+    assert rows["0"]["optimizer state"] > 0
+    assert watched.account.ledger.timeline[-1].phase == "optimizer"
+    if kind != "lbfgs":  # whose history grows
+        assert rows == account.by_module()
+        assert watched.account.peak_bytes == account.peak_bytes
+    assert "Memory of a training step: feature maps 1.0 MB" in capsys.readouterr().err
+
+
+def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, inputs = perceptron()
+    page = tmp_path / "page.html"
+    watched = memory.watch(page)
+
+    def fill() -> None:
+        with watched:
+            kept = model(inputs)
+            kept += torch.empty(1 << 50)
+
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        fill()
+    assert (watched.steps, page.read_text().count("what would make room")) == (0, 1)
+    told = capsys.readouterr().err
+    assert told.startswith("The memory was full when 4503599.63 GB were requested; ")
+    assert "What would make room: halve the batch 590.8 kB, " in told
+    with pytest.raises(ZeroDivisionError), memory.watch(page):
+        model(inputs).sum() / (1 // 0)
+    with torch.profiler.profile(), memory.watch(page) as refused:
+        model(inputs)
+    assert refused.steps == 0
+    assert "PyTorch's profiler runs already" in capsys.readouterr().err
+
+
+def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
+    script, page, file = (tmp_path / name for name in ("gan.py", "page.html", "account.json"))
+    script.write_text(GAN)
+    run = ("-m", "econmt_memory", "--html", page, "--json", file, script)
+    done = run_python(*run, "4", "--html", "x", check=False)
+    assert (done.returncode, done.stdout) == (3, f"['4', '--html', 'x'] __main__ {script}\n")
+    told, table = done.stderr.split("\n", 1)
+    assert told.startswith("Memory of a training step: feature maps 1.2 MB, ")
+    assert max(map(len, table.splitlines())) <= 80
+    assert "where the bytes of a training step went" in done.stderr
+    modules = json.loads(file.read_text())["modules"]
+    assert (modules[0], len(modules), "<svg" in page.read_text()) == ("Sequential", 8, True)
+    few = run_python("-m", "econmt_memory", script, "1", check=False)
+    assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; try --step 1\n")
+    wrong = run_python("-m", "econmt_memory", script, "many", check=False)
+    assert wrong.returncode == 1
+    assert wrong.stderr.splitlines()[-1] == "ValueError: invalid literal for int() with base 10: 'many'"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.py"], "missing.py: no such file"),
+        (["--step", "0", __file__], "--step 0: the first step is 1"),
+        (["predict", "--model", "c.json", "--batch", "0"], "--batch 0 --length 512: each must be 1 or more"),
+        (["--step", "many", "x.py"], "argument --step: invalid int value: 'many'"),
+        (["predict"], "the following arguments are required: --model"),
+        (["predict", "--model", "x", "--fits", "2 cats"], "argument --fits: '2 cats' is no size such as"),
+        (["predict", "--model", "no.json"], "no.json: "),
+    ],
+)
+def test_a_wrong_command_is_told_in_a_line(words: list[str], message: str) -> None:
+    done = run_python("-m", "econmt_memory", *words, check=False)
+    name = "python -m econmt_memory" + " predict" * (words[0] == "predict")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{name}: error: {message}")
+    assert done.stderr.count("\n") == 1
+    shown = run_python("-m", "econmt_memory", *words[:1] * (words[0] == "predict"), "--help").stdout
+    assert f"  {name} " in shown
