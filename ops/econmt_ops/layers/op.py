@@ -95,16 +95,14 @@ class LayerOp:
             ValueError: If shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
                 seed.
         """
-        name = self.__name__
-        check = Shapes(name)
+        check = Shapes(self.__name__)
         check_inputs(check, inputs)
-        layers = as_layers(name, layers, list({cell.weights: None for cell in self.cells}))
+        layers = as_layers(self.__name__, layers, list({cell.weights: None for cell in self.cells}))
         cell = _check_layers(check, layers, self.cells)
         like, sizes = values_of(inputs), check.sizes
         options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
-        light = cell is GRU and _is_light(
-            sizes["B"], sizes["T"], sizes["H"], compute_dtype(like), like.device
-        )
+        size = sizes["B"], sizes["T"], sizes["H"]
+        light = cell is GRU and _is_light(*size, compute_dtype(like), like.device)
         how: Any = {"light": light, "stash": stash, "implementation": implementation}
         return run_layers(check, expanded(inputs), layers, cell, state, options, **how)
 

@@ -67,6 +67,12 @@ class LSTMArguments(NamedTuple):
     backend: str
     products: torch.dtype
 
+    def blocks(self) -> list[tuple[int, int]]:
+        """Returns the blocks of steps; see `split_blocks`."""
+        steps, batch = (self.inputs if self.places is None else self.places).shape[:2]
+        hidden, dtype = self.biases[0].shape[0] // 4, accumulate_dtype(self.inputs.dtype)
+        return split_blocks(steps, batch, hidden, dtype, self.backend == "triton", self.stash)
+
 
 class LSTMResults(NamedTuple):
     """Results of a layer, including the tensors saved if a backward pass follows; or those of one of its directions.
@@ -91,9 +97,7 @@ def empty_results(call: LSTMArguments, keep: bool) -> LSTMResults:
     inputs, directions, hidden = call.inputs, len(call.biases), call.biases[0].shape[0] // 4
     steps, batch = (inputs if call.places is None else call.places).shape[:2]
     accumulate = accumulate_dtype(inputs.dtype)
-    blocks = 0
-    if call.backend != "persistent":
-        blocks = len(split_blocks(steps, batch, hidden, accumulate, stash=call.stash))
+    blocks = 0 if call.backend == "persistent" else len(call.blocks())
     cells = (steps if reaches(call.stash, "cells") else blocks) if keep else 0
     gates = steps if keep and reaches(call.stash, "gates") else 0
     return LSTMResults(
@@ -183,7 +187,7 @@ class Direction:
         self.places = None
         self.inputs = inputs = call.inputs
         places = call.places
-        self.steps, self.batch = inputs.shape[:2] if places is None else places.shape
+        self.steps = len(inputs if places is None else places)
         if places is not None:
             # Padded positions read an extra row that `table` appends.
             self.places = places if padding is None else places.masked_fill(padding, len(inputs))
@@ -194,7 +198,7 @@ class Direction:
         self.run, self.padding, self.reverse = run, padding, call.reverse[number]
         self.stash = call.stash
         self.accumulate = accumulate_dtype(inputs.dtype)
-        self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate, stash=self.stash)
+        self.blocks = call.blocks()
         self.is_compiled = isinstance(run, CompiledSteps)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c import products
 from econmt_ops.backends.c.products import Tiles
+from econmt_ops.core.precision import matmul_tf32
 from econmt_ops.products.packed import dense, is_available
 
 MANY = 1000
@@ -85,7 +86,8 @@ class Product:
     "packed" is the layout of the C library's products, where it has them for this processor and type, and otherwise the
     blocked layout of oneDNN's kernels. Without it each product of a few rows would pack the weight again, and in
     float32 PyTorch would use a slower library. If packing takes longer than it saves, oneDNN reads the weight as it is.
-    Where neither is available, the layout is "transposed", or "row" if transposing does not pay.
+    Where neither is available, the layout is "transposed", or "row" if transposing does not pay, as on a GPU, whose
+    products of few rows in 16 bits or TF32 take no longer with it.
 
     Args:
         weight: (N, K).
@@ -124,7 +126,8 @@ class Product:
                 return
             self._weight = dense(weight.detach()) if packed is None else packed
         else:
-            pays = layout != "row" and _pays(weight, calls)
+            exact = weight.dtype == torch.float32 and not matmul_tf32()
+            pays = layout != "row" and (exact or not weight.is_cuda) and _pays(weight, calls)
             self._weight = weight.t().contiguous() if pays else weight.t()
         self._bias = None if bias is None else dense(bias)
 
@@ -152,10 +155,8 @@ class Product:
                 torch.mm(left, self._weight, out=out)
             else:
                 torch.addmm(start, left, self._weight, out=out)
-        elif start is None:
-            out.copy_(self(left))
         else:
-            out.copy_(self._plus(start.contiguous(), left))
+            out.copy_(self(left) if start is None else self._plus(start.contiguous(), left))
 
     def _plus(self, start: Tensor, left: Tensor) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(left, start, self._weight, None, "add")
