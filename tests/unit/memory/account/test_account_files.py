@@ -236,9 +236,9 @@ def test_the_examples_of_the_memory_account(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for number, block in enumerate(blocks("docs/memory-account.md")):
+    for number, block in enumerate([blocks("memory/README.md")[0], *blocks("docs/memory-account.md")]):
         exec(compile(block, f"block {number} of memory-account.md", "exec"), names)
-    assert number == 4
+    assert number == 5
     files = {"page.html", "modules.csv", "before.json", "grown.html"}
     assert {path.name for path in tmp_path.iterdir()} == files
     printed = capsys.readouterr().out
