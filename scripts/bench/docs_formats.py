@@ -19,8 +19,9 @@ _HEADING = re.compile(r"(#{1,6})\s*(.*?)\s*#*$")
 _FENCE = re.compile(r"(`{3,}|~{3,})")
 _ITEM = re.compile(r"(?:[-*+]|\d{1,3}[.)])\s+")
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?:[^()]|\([^()]*\))*\)")
-_EMPHASIS = re.compile(r"(\*{1,3}|(?<!\w)_{1,2})(?=\S)(.+?)(?<=\S)\1")
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>|<!--.*?-->")
+_STARS = re.compile(r"(?<!\\)(\*{1,3})(?=\S)(.+?)(?<=[^\s\\])\1")
+_LINES = re.compile(r"(?<![\w\\])(_{1,2})(?=\S)(.+?)(?<=[^\s\\])\1(?!\w)")
+_TAG = re.compile(r"(?<!\\)</?[a-zA-Z][^<>]*>|<!--.*?-->")
 _ROLE = re.compile(r"(?<![\w`]):[\w:+.-]+:`!?~?([^`<]+?)(?:\s*<[^`>]*>)?`")
 _HYPERLINK = re.compile(r"`([^`<]+?)\s*<[^`>]*>`_{1,2}")
 
@@ -86,11 +87,15 @@ def anchor_of(heading: str) -> str:
 
 def _blocks(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields kind and text of each block: a heading (#, ##, ...), paragraph, item, cell or code."""
-    kind, parts, fence = "", list[str](), ""
+    kind, parts, fence, was_quote = "", list[str](), "", False
     for raw in itertools.chain(lines, [""]):
         line = raw.strip()
         is_quote = line.startswith(">")
-        line = line.lstrip("> ") if is_quote else line
+        if is_quote and not was_quote and parts:
+            yield kind, " ".join(parts)
+            kind, parts = "", []
+        was_quote = is_quote
+        line = line.lstrip("> ")
         if fence:
             fence = "" if line.startswith(fence) and not line.strip(fence[0]) else fence
             continue
@@ -119,7 +124,7 @@ def plain_markdown(text: str) -> str:
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     text = _LINK.sub(r"\1", _LINK.sub(r"\1", text))
     text = re.sub(r"\[([^\[\]]+)\]\[[^\[\]]*\]", r"\1", text)
-    text = _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", _TAG.sub(" ", text)))
+    text = _LINES.sub(r"\2", _STARS.sub(r"\2", _STARS.sub(r"\2", _TAG.sub(" ", text))))
     return html.unescape(re.sub(r"\\([\\`*_{}\[\]()#+\-.!|<>~&])", r"\1", text.replace("`", "")))
 
 
@@ -178,4 +183,4 @@ def _unquote(text: str) -> str:
 def plain_message(text: str) -> str:
     """Returns a message of Python's documentation without the marks of reStructuredText."""
     text = _HYPERLINK.sub(r"\1", _ROLE.sub(r"\1", text))
-    return re.sub(r"\\(.)", r"\1", _EMPHASIS.sub(r"\2", text.replace("`", "")))
+    return re.sub(r"\\(.)", r"\1", _STARS.sub(r"\2", text.replace("`", "")))

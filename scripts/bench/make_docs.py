@@ -1,4 +1,4 @@
-"""Writes text in many languages, with a tag for the target language, from documentation that exists in all of them.
+"""Writes text in many languages from documentation.
 
 A source is KIND:LANGUAGE=PATH. PATH is a folder, or with @REVISION or @DATE a git directory. Kinds are
 
