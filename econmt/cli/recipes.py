@@ -30,7 +30,7 @@ def list_recipes() -> None:
     for name, file in shipped.items():
         data = load_recipe(file).data
         languages = data.text if isinstance(data, TextData) else f"{data.source}-{data.target}"
-        print(f"{name:<{width}}{languages} {' '.join(data.train)}")
+        print(f"{name:<{width}}{languages} {', '.join(data.train[:2])}{', ...' * (len(data.train) > 2)}")
         print(
             "\n".join(wrap(summary(file), WIDTH, initial_indent=" " * width, subsequent_indent=" " * width))
         )

@@ -1,4 +1,4 @@
-"""Scores a translation of all directions of the text that make-docs writes.
+"""Measures chrF and BLEU of translations by direction.
 
 python -m scripts.bench docs-scores docs-ten/test-all runs/docs-ten/hypotheses.test
 """

@@ -9,7 +9,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 
 import sentencepiece
@@ -71,6 +71,11 @@ FACTOR_FILE = "vocab.factor{}.txt"
 
 SAMPLE_PAIRS = 1_000_000
 """Maximum number of pairs to learn subwords from, drawn at random from the whole text."""
+MOST_CHARACTERS = 5_000_000
+"""Characters at most of the different words that byte-pair encoding learns from; SentencePiece takes 70 bytes for each.
+
+Texts with spaces have fewer, but a word of Chinese or Japanese is a clause, and most of them occur once.
+"""
 
 # Fixed, because the result of SentencePiece depends on the number of threads.
 _TRAINING_THREADS = 4
@@ -228,7 +233,7 @@ def _counted_words(sentences: Iterator[str]) -> Iterator[str] | None:
     """Counts the words of a text, which are all that byte-pair encoding learns from.
 
     SentencePiece makes the same model of them as of the sentences, which it would hold in memory, and leaves out the
-    same ones.
+    same ones. Of words with more than ``MOST_CHARACTERS`` the rarest are left out, but none of their characters.
 
     Returns:
         Each word with a tab and its count; None for a text with tabs, which this form cannot hold.
@@ -240,6 +245,14 @@ def _counted_words(sentences: Iterator[str]) -> Iterator[str] | None:
         if _RESERVED not in sentence and len(sentence.encode()) <= _LONGEST_SENTENCE_BYTES:
             counts.update(sentence.split(" "))
     del counts[""]
+    excess, characters = sum(map(len, counts)) - MOST_CHARACTERS, set[str]()
+    for word in sorted(counts, key=counts.__getitem__) if excess > 0 else ():
+        if excess <= 0:
+            break
+        excess -= len(word)
+        characters.update(word)
+        del counts[word]
+    counts.update(sorted(characters.difference(chain.from_iterable(counts))))
     return (f"{word}\t{count}" for word, count in counts.items())
 
 

@@ -280,3 +280,13 @@ class TestSampling:
     def test_a_cap_still_covers_both_languages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("econmt.data.text.subwords.SAMPLE_PAIRS", 30)
         assert learn(tmp_path, type="bpe", size=120).source.size > 60
+
+    def test_the_rarest_of_too_many_words_leave_their_characters(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("econmt.data.text.subwords.MOST_CHARACTERS", 12)
+        pairs = [("often", "twice")] * 9 + [("zyx", "vuuuuuu")] * 2
+        vocabulary = train_vocabularies(data(type="bpe", size=40), lambda: iter(pairs), tmp_path).source
+        assert len(vocabulary.encode("often")) == len(vocabulary.encode("twice")) == 1
+        assert UNK not in vocabulary.encode("zyx vu")
+        assert len(vocabulary.encode("uuuuuu")) == 6
