@@ -72,10 +72,7 @@ FACTOR_FILE = "vocab.factor{}.txt"
 SAMPLE_PAIRS = 1_000_000
 """Maximum number of pairs to learn subwords from, drawn at random from the whole text."""
 MOST_CHARACTERS = 5_000_000
-"""Characters at most of the different words that byte-pair encoding learns from; SentencePiece takes 70 bytes for each.
-
-Texts with spaces have fewer, but a word of Chinese or Japanese is a clause, and most of them occur once.
-"""
+"""Most characters of the different words that BPE learns from, 70 bytes each: in Chinese a word is a whole clause."""
 
 # Fixed, because the result of SentencePiece depends on the number of threads.
 _TRAINING_THREADS = 4
@@ -225,7 +222,12 @@ def _train_subwords(
         words = _counted_words(sentences()) if settings.type == "bpe" else None
         lines, kind = (sentences(), "text") if words is None else (words, "tsv")
         model = without_input_format(_train_model(settings, lines, marked, kind))
-        _tell_size(model, settings.size)
+        learnt = SentencePieceVocabulary(model, "the new subword model").size
+        if learnt < settings.size:
+            notice(
+                f"the training text supports only {learnt} subwords, fewer than data.subwords.size {settings.size}; "
+                f"using {learnt}"
+            )
         write_atomically(folder / name, model)
 
 
@@ -314,15 +316,6 @@ def _train_model(
             f"SentencePiece cannot learn subwords from the training text: {text.splitlines()[0]}"
         ) from error
     return model.getvalue()
-
-
-def _tell_size(model: bytes, wanted: int) -> None:
-    """Prints a notice if a learnt model has fewer subwords than wanted."""
-    size = SentencePieceVocabulary(model, "the new subword model").size
-    if size < wanted:
-        notice(
-            f"the training text supports only {size} subwords, fewer than data.subwords.size {wanted}; using {size}"
-        )
 
 
 def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folder: Path) -> None:
