@@ -9,7 +9,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import sentencepiece
@@ -71,7 +71,7 @@ FACTOR_FILE = "vocab.factor{}.txt"
 
 SAMPLE_PAIRS = 1_000_000
 """Maximum number of pairs to learn subwords from, drawn at random from the whole text."""
-MOST_CHARACTERS = 5_000_000
+MOST_CHARACTERS = 4_000_000
 """Most characters of the different words that BPE learns from, 70 bytes each: in Chinese a word is a whole clause."""
 
 # Fixed, because the result of SentencePiece depends on the number of threads.
@@ -212,15 +212,16 @@ def _train_subwords(
     count = sum(1 for _ in pairs_factory())
     for name, columns in _sides(settings, JOINT_FILE, SUBWORD_FILES):
 
-        def sentences(columns: tuple[int, ...] = columns) -> Iterator[str]:
-            for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS):
+        def sentences(most: int, columns: tuple[int, ...] = columns) -> Iterator[str]:
+            for pair in sample_pairs(pairs_factory(), count, most):
                 for column in columns:
                     if pair[column].strip():
                         yield _SPECIAL_TEXT.sub("< ", normalized(pair[column]))
 
         marked = [f"{WORD_START}{tag}" for tag in tags] if 0 in columns else []
-        words = _counted_words(sentences()) if settings.type == "bpe" else None
-        lines, kind = (sentences(), "text") if words is None else (words, "tsv")
+        most = min(count, SAMPLE_PAIRS)
+        words = _counted_words(sentences, most) if settings.type == "bpe" else None
+        lines, kind = (sentences(most), "text") if words is None else (words, "tsv")
         model = without_input_format(_train_model(settings, lines, marked, kind))
         learnt = SentencePieceVocabulary(model, "the new subword model").size
         if learnt < settings.size:
@@ -231,30 +232,30 @@ def _train_subwords(
         write_atomically(folder / name, model)
 
 
-def _counted_words(sentences: Iterator[str]) -> Iterator[str] | None:
+def _counted_words(sentences: Callable[[int], Iterator[str]], most: int) -> Iterator[str] | None:
     """Counts the words of a text, which are all that byte-pair encoding learns from.
 
     SentencePiece makes the same model of them as of the sentences, which it would hold in memory, and leaves out the
-    same ones. Of words with more than ``MOST_CHARACTERS`` the rarest are left out, but none of their characters.
+    same ones.
+
+    Args:
+        sentences: returns the sentences of a number of pairs. most: number of pairs; fewer are read again if their
+            words have more than ``MOST_CHARACTERS``.
 
     Returns:
         Each word with a tab and its count; None for a text with tabs, which this form cannot hold.
     """
     counts = Counter[str]()
-    for sentence in sentences:
+    for sentence in sentences(most):
         if "\t" in sentence:
             return None
         if _RESERVED not in sentence and len(sentence.encode()) <= _LONGEST_SENTENCE_BYTES:
             counts.update(sentence.split(" "))
     del counts[""]
-    excess, characters = sum(map(len, counts)) - MOST_CHARACTERS, set[str]()
-    for word in sorted(counts, key=counts.__getitem__) if excess > 0 else ():
-        if excess <= 0:
-            break
-        excess -= len(word)
-        characters.update(word)
-        del counts[word]
-    counts.update(sorted(characters.difference(chain.from_iterable(counts))))
+    characters = sum(map(len, counts))
+    if characters > MOST_CHARACTERS and most > 1:
+        counts.clear()
+        return _counted_words(sentences, int(most * (MOST_CHARACTERS / characters) ** 1.25) or 1)
     return (f"{word}\t{count}" for word, count in counts.items())
 
 
