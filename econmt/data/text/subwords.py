@@ -129,7 +129,7 @@ def _convert(
         for (name, columns), path in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), own, strict=True):
             fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
             words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
-            write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
+            _write_words(folder / name, words)
         return
     for name, path in zip((JOINT_FILE,) if len(own) == 1 else SUBWORD_FILES, own, strict=True):
         marked = [] if name == SUBWORD_FILES[1] else [f"{WORD_START}{tag}" for tag in tags]
@@ -153,7 +153,7 @@ def _train_words(
         counter = sum((counts[column] for column in columns), Counter[str]())
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
         fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
-        _write_words(folder / name, frequent, fixed, limit)
+        _write_words(folder / name, _ranked(frequent, fixed, limit))
 
 
 def _sides(
@@ -236,11 +236,7 @@ def _counted_words(sentences: Callable[[int], Iterator[str]], most: int) -> Iter
     """Counts the words of a text, which are all that byte-pair encoding learns from.
 
     SentencePiece makes the same model of them as of the sentences, which it would hold in memory, and leaves out the
-    same ones.
-
-    Args:
-        sentences: returns the sentences of a number of pairs. most: number of pairs; fewer are read again if their
-            words have more than ``MOST_CHARACTERS``.
+    same ones. ``sentences`` returns those of a number of pairs, first of ``most``, and of fewer if their words are long.
 
     Returns:
         Each word with a tab and its count; None for a text with tabs, which this form cannot hold.
@@ -326,12 +322,11 @@ def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folde
         for counter, text in zip(counts, row, strict=True):
             counter.update(split_words(text))
     for number, counter in enumerate(counts, 1):
-        _write_words(folder / FACTOR_FILE.format(number), counter, SPECIAL_TOKENS, limits.WORDS)
+        _write_words(folder / FACTOR_FILE.format(number), _ranked(counter, SPECIAL_TOKENS, limits.WORDS))
 
 
-def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit: int) -> None:
-    """Writes the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
-    words = _ranked(counter, fixed, limit)
+def _write_words(path: Path, words: Sequence[str]) -> None:
+    """Writes one word a line."""
     write_atomically(path, "".join(word + "\n" for word in words).encode())
 
 
