@@ -236,7 +236,7 @@ def _counted_words(sentences: Callable[[int], Iterator[str]], most: int) -> Iter
     """Counts the words of a text, which are all that byte-pair encoding learns from.
 
     SentencePiece makes the same model of them as of the sentences, which it would hold in memory, and leaves out the
-    same ones. ``sentences`` returns those of a number of pairs, first of ``most``, and of fewer if their words are long.
+    same ones. ``sentences`` returns those of a number of pairs, at first ``most``, fewer if their words are long.
 
     Returns:
         Each word with a tab and its count; None for a text with tabs, which this form cannot hold.
