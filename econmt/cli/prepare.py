@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from econmt.config.recipe import Recipe, TextData
 from econmt.data.batching.batches import bucket_rule, derived_rule, longer_than, training_batches
 from econmt.data.batching.bucket_shapes import Counts, Derived
@@ -22,6 +24,7 @@ from econmt.data.batching.store import prepare as prepare_data
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.progress_bars import status_line
 from econmt.data.text.filters import report_lines
+from econmt.engine.devices import give_back_memory
 from econmt.errors import printable
 from econmt.options.option_groups import option
 from econmt.options.shared_options import TextRecipe, VerifyOption
@@ -50,6 +53,7 @@ def prepare(
     prepared = prepare_data(
         resolved, store_folder(resolved), recipe.search_path, show_progress=True, verify=verify
     )
+    give_back_memory(torch.device("cpu"))  # which learning the vocabulary took
     with status_line() as say:
         say("computing the cost of padding")
         lines = report(resolved, prepared)
@@ -89,6 +93,7 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     for side in ("source", "target"):
         quantiles = length_quantiles(getattr(prepared.train, f"{side}_lengths"))
         lines.append(_row(f"train {side}", 20, [str(value) for value in quantiles], 7))
+        prepared.train.release()
     dropped = report_lines(prepared.folder)
     lines += ["", *dropped] if dropped else []
     return [*lines, "", *_bucket_lines(recipe, prepared)]

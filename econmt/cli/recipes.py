@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 
 import typer
 
@@ -30,10 +30,8 @@ def list_recipes() -> None:
     for name, file in shipped.items():
         data = load_recipe(file).data
         languages = data.text if isinstance(data, TextData) else f"{data.source}-{data.target}"
-        print(f"{name:<{width}}{languages} {' '.join(data.train)}")
-        print(
-            "\n".join(wrap(summary(file), WIDTH, initial_indent=" " * width, subsequent_indent=" " * width))
-        )
+        print(f"{name:<{width}}{languages} {', '.join(data.train[:2])}{', ...' * (len(data.train) > 2)}")
+        print(fill(summary(file), WIDTH, initial_indent=" " * width, subsequent_indent=" " * width))
 
 
 def summary(file: Path) -> str:

@@ -15,13 +15,10 @@ of theirs, in either language, is in the training text.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -29,21 +26,11 @@ from xml.etree.ElementTree import Element
 
 from econmt.errors import InputError
 from scripts.bench.frame import Bench
+from scripts.bench.splits import Row, Splits, is_similar, is_useful, shuffled
 
 LANGUAGES = ("en", "fr")
 HELD_OUT_PAIRS = 2000
 """Pairs of the validation and of the test text."""
-PAIRS_OF_DOCUMENT = 100
-"""Pairs at most that a document gives to the validation or test text; the rest of it is not used."""
-WORDS_HELD_OUT = 4
-"""English words at least of a held-out pair: shorter ones, such as headings, are the same in many documents."""
-MAX_RATIO = 3.0
-"""Characters of one side at most, relative to the other side."""
-FREE_CHARACTERS = 10
-"""Characters added to both sides before they are compared: short texts differ more."""
-
-Pair = tuple[str, str]
-
 _FOLDERS = {"eng/acts/": "fra/lois/", "eng/regulations/": "fra/reglements/"}
 _NAMES = {"SOR-": "DORS-", "SI-": "TR-", "C.R.C.,_c._": "C.R.C.,_ch._"}
 """Beginnings of the names of regulations in English and in French."""
@@ -66,8 +53,7 @@ def documents(folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
         for name in chain(*_FOLDERS.items())
         for path in (folder / name).rglob("*.xml")
     }
-    pairs = [(name, french) for name in names if (french := french_path(name)) in names]
-    pairs.sort(key=lambda pair: hashlib.sha256(pair[0].encode()).digest())
+    pairs = [(name, french) for name in shuffled(names) if (french := french_path(name)) in names]
     return pairs, sorted(names.difference(*pairs))
 
 
@@ -125,7 +111,7 @@ def _characters(element: Element, other_term: str) -> str:
     return "".join(parts)
 
 
-def pairs_of(english: Element, french: Element) -> Iterator[Pair]:
+def pairs_of(english: Element, french: Element) -> Iterator[Row]:
     """Yields the texts of two reduced elements that stand at the same place.
 
     Children belong together if they have the same tag and label, or the same terms, or stand after the same label;
@@ -142,7 +128,7 @@ def pairs_of(english: Element, french: Element) -> Iterator[Pair]:
             yield from texts
 
 
-def _pairs_at(english: Element, french: Element) -> Iterator[Pair]:
+def _pairs_at(english: Element, french: Element) -> Iterator[Row]:
     if english.tag in _TEXTS:
         yield english.text or "", french.text or ""
     else:
@@ -172,94 +158,11 @@ def _groups(element: Element) -> dict[tuple[str, ...], list[Element]]:
     return groups
 
 
-def is_similar(pair: Pair) -> bool:
-    """Returns True if neither side is more than ``MAX_RATIO`` times as long as the other."""
-    short, long = sorted(len(side) + FREE_CHARACTERS for side in pair)
-    return long <= MAX_RATIO * short
-
-
-def is_useful(pair: Pair) -> bool:
-    """Returns True for two different texts of similar lengths that have letters."""
-    has_letters = all(any(character.isalpha() for character in side) for side in pair)
-    return has_letters and pair[0] != pair[1] and is_similar(pair)
-
-
-def digest(text: str) -> int:
-    """Returns a hash of 64 bits of a text."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-class Splits:
-    """Text files of the three splits, filled one after the other: validation, test, training.
-
-    Args:
-        folder: folder of the files.
-        size: number of pairs of the validation and of the test text.
-    """
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.counts = dict.fromkeys(("valid", "test", "train"), 0)
-        self.words = [0, 0]
-        """English and French words of the training text, as spaces divide it."""
-        self.left_out: Counter[str] = Counter()
-        """Pairs that are not in the training text, by reason."""
-        self._folder, self._size = folder, size
-        self._held_out: set[int] = set()
-
-    def __enter__(self) -> Splits:  # noqa: PYI034  as above
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            self._files = {
-                (split, language): stack.enter_context(
-                    (self._folder / f"{split}.{language}").open("w", encoding="utf-8", newline="\n")
-                )
-                for split in self.counts
-                for language in LANGUAGES
-            }
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def add(self, pairs: list[Pair]) -> None:
-        """Adds the pairs of a document to the split that is being filled."""
-        split = next((name for name in ("valid", "test") if self.counts[name] < self._size), "train")
-        if split == "train":
-            for pair in pairs:
-                self._train(pair)
-            return
-        missing = self._size - self.counts[split]
-        for pair in held_out(filter(is_useful, pairs), self._held_out)[:missing]:
-            self._held_out.update(map(digest, pair))
-            self._write(split, pair)
-
-    def _train(self, pair: Pair) -> None:
-        if not all(pair):
-            self.left_out["empty or repealed on a side"] += 1
-        elif not is_useful(pair):
-            self.left_out["without words, alike, or of unlike lengths"] += 1
-        elif not self._held_out.isdisjoint(map(digest, pair)):
-            self.left_out["with a side that is in the validation or test text"] += 1
-        else:
-            self.words = [words + len(side.split()) for words, side in zip(self.words, pair, strict=True)]
-            self._write("train", pair)
-
-    def _write(self, split: str, pair: Pair) -> None:
-        self.counts[split] += 1
-        for language, side in zip(LANGUAGES, pair, strict=True):
-            self._files[split, language].write(side + "\n")
-
-
-def held_out(pairs: Iterable[Pair], seen: set[int]) -> list[Pair]:
-    """Returns the pairs that a document gives to the validation or test text, evenly from all of it.
-
-    Leaves out short ones and those with a side in ``seen``, a set of digests.
-    """
-    long = (pair for pair in pairs if len(pair[0].split()) >= WORDS_HELD_OUT)
-    by_source = {pair[0]: pair for pair in long if seen.isdisjoint(map(digest, pair))}
-    step = max(1, -(-len(by_source) // PAIRS_OF_DOCUMENT))
-    return list(by_source.values())[::step]
+def why_not(pair: Row) -> str:
+    """Returns why a pair is not used; an empty text if it is."""
+    if not all(pair):
+        return "empty or repealed on a side"
+    return "" if is_useful(pair) else "without words, alike, or of unlike lengths"
 
 
 def make(checkout: Path, folder: Path, size: int = HELD_OUT_PAIRS) -> Iterator[str]:
@@ -270,7 +173,7 @@ def make(checkout: Path, folder: Path, size: int = HELD_OUT_PAIRS) -> Iterator[s
         size: number of pairs of the validation and of the test text.
     """
     found, alone = documents(checkout)
-    with Splits(folder, size) as splits:
+    with Splits(folder, LANGUAGES, size, why_not) as splits:
         for names in found:
             trees = (
                 parse((checkout / name).read_bytes(), name, language)

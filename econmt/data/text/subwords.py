@@ -71,6 +71,8 @@ FACTOR_FILE = "vocab.factor{}.txt"
 
 SAMPLE_PAIRS = 1_000_000
 """Maximum number of pairs to learn subwords from, drawn at random from the whole text."""
+MOST_CHARACTERS = 4_000_000
+"""Most characters of the different words that BPE learns from, 70 bytes each: in Chinese a word is a whole clause."""
 
 # Fixed, because the result of SentencePiece depends on the number of threads.
 _TRAINING_THREADS = 4
@@ -127,7 +129,7 @@ def _convert(
         for (name, columns), path in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), own, strict=True):
             fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
             words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
-            write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
+            _write_words(folder / name, words)
         return
     for name, path in zip((JOINT_FILE,) if len(own) == 1 else SUBWORD_FILES, own, strict=True):
         marked = [] if name == SUBWORD_FILES[1] else [f"{WORD_START}{tag}" for tag in tags]
@@ -151,7 +153,7 @@ def _train_words(
         counter = sum((counts[column] for column in columns), Counter[str]())
         frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
         fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
-        _write_words(folder / name, frequent, fixed, limit)
+        _write_words(folder / name, _ranked(frequent, fixed, limit))
 
 
 def _sides(
@@ -210,36 +212,46 @@ def _train_subwords(
     count = sum(1 for _ in pairs_factory())
     for name, columns in _sides(settings, JOINT_FILE, SUBWORD_FILES):
 
-        def sentences(columns: tuple[int, ...] = columns) -> Iterator[str]:
-            for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS):
+        def sentences(most: int, columns: tuple[int, ...] = columns) -> Iterator[str]:
+            for pair in sample_pairs(pairs_factory(), count, most):
                 for column in columns:
                     if pair[column].strip():
                         yield _SPECIAL_TEXT.sub("< ", normalized(pair[column]))
 
         marked = [f"{WORD_START}{tag}" for tag in tags] if 0 in columns else []
-        words = _counted_words(sentences()) if settings.type == "bpe" else None
-        lines, kind = (sentences(), "text") if words is None else (words, "tsv")
+        most = min(count, SAMPLE_PAIRS)
+        words = _counted_words(sentences, most) if settings.type == "bpe" else None
+        lines, kind = (sentences(most), "text") if words is None else (words, "tsv")
         model = without_input_format(_train_model(settings, lines, marked, kind))
-        _tell_size(model, settings.size)
+        learnt = SentencePieceVocabulary(model, "the new subword model").size
+        if learnt < settings.size:
+            notice(
+                f"the training text supports only {learnt} subwords, fewer than data.subwords.size {settings.size}; "
+                f"using {learnt}"
+            )
         write_atomically(folder / name, model)
 
 
-def _counted_words(sentences: Iterator[str]) -> Iterator[str] | None:
+def _counted_words(sentences: Callable[[int], Iterator[str]], most: int) -> Iterator[str] | None:
     """Counts the words of a text, which are all that byte-pair encoding learns from.
 
     SentencePiece makes the same model of them as of the sentences, which it would hold in memory, and leaves out the
-    same ones.
+    same ones. ``sentences`` returns those of a number of pairs, at first ``most``, fewer if their words are long.
 
     Returns:
         Each word with a tab and its count; None for a text with tabs, which this form cannot hold.
     """
     counts = Counter[str]()
-    for sentence in sentences:
+    for sentence in sentences(most):
         if "\t" in sentence:
             return None
         if _RESERVED not in sentence and len(sentence.encode()) <= _LONGEST_SENTENCE_BYTES:
             counts.update(sentence.split(" "))
     del counts[""]
+    characters = sum(map(len, counts))
+    if characters > MOST_CHARACTERS and most > 1:
+        counts.clear()
+        return _counted_words(sentences, int(most * (MOST_CHARACTERS / characters) ** 1.25) or 1)
     return (f"{word}\t{count}" for word, count in counts.items())
 
 
@@ -303,15 +315,6 @@ def _train_model(
     return model.getvalue()
 
 
-def _tell_size(model: bytes, wanted: int) -> None:
-    """Prints a notice if a learnt model has fewer subwords than wanted."""
-    size = SentencePieceVocabulary(model, "the new subword model").size
-    if size < wanted:
-        notice(
-            f"the training text supports only {size} subwords, fewer than data.subwords.size {wanted}; using {size}"
-        )
-
-
 def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folder: Path) -> None:
     """Writes the vocabulary of each stream of source factors: all tokens in ``rows``, most frequent first."""
     counts = [Counter[str]() for _ in range(streams)]
@@ -319,12 +322,11 @@ def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folde
         for counter, text in zip(counts, row, strict=True):
             counter.update(split_words(text))
     for number, counter in enumerate(counts, 1):
-        _write_words(folder / FACTOR_FILE.format(number), counter, SPECIAL_TOKENS, limits.WORDS)
+        _write_words(folder / FACTOR_FILE.format(number), _ranked(counter, SPECIAL_TOKENS, limits.WORDS))
 
 
-def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit: int) -> None:
-    """Writes the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
-    words = _ranked(counter, fixed, limit)
+def _write_words(path: Path, words: Sequence[str]) -> None:
+    """Writes one word a line."""
     write_atomically(path, "".join(word + "\n" for word in words).encode())
 
 

@@ -44,7 +44,7 @@ from tests.unit.cli.test_refusals import refused
 from tests.unit.training.tiny import write_recipe
 
 NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "laws-en-fr", "groundhog", "best", "gnmt", "student"}
-NAMES |= {"ptb", "wikitext2", "wikitext2-awd"}
+NAMES |= {"ptb", "wikitext2", "wikitext2-awd", "docs-ten"}
 
 
 def test_list_has_a_row_for_each_recipe(call: Call) -> None:

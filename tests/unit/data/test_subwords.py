@@ -280,3 +280,14 @@ class TestSampling:
     def test_a_cap_still_covers_both_languages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("econmt.data.text.subwords.SAMPLE_PAIRS", 30)
         assert learn(tmp_path, type="bpe", size=120).source.size > 60
+
+    def test_fewer_pairs_are_learnt_from_if_their_words_are_many(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pairs = [("", f"word{number}") for number in range(100)]
+        monkeypatch.setattr("econmt.data.text.subwords.MOST_CHARACTERS", 60)
+        train_vocabularies(data(type="bpe", size=40), lambda: iter(pairs), tmp_path)
+        learnt = (tmp_path / "subwords.model").read_bytes()
+        monkeypatch.undo()
+        train_vocabularies(data(type="bpe", size=40), lambda: sample_pairs(iter(pairs), 100, 5), tmp_path)
+        assert learnt == (tmp_path / "subwords.model").read_bytes()
