@@ -52,7 +52,8 @@ def test_lines_of_json_go_in_and_come_out(call: Call, word_model: Path) -> None:
     assert last["translation"].startswith("C C")
     assert "A" not in last["translation"].split()
     assert "E H E" in last["translation"]
-    texts = call("translate", "-m", word_model, "--json-input", text=given).lines
+    steered = ("--json-input", "--glossary-mode", "constrain")
+    texts = call("translate", "-m", word_model, *steered, text=given).lines
     assert texts == [first["translation"], second["translation"], "", last["translation"]]
 
 
