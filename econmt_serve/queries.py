@@ -223,12 +223,9 @@ def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, langu
 
 
 def _entry(entry: str | dict[str, Any], where: str) -> Request:
-    if not isinstance(entry, str):
-        request = request_of(entry, where)
-        if request.factors:  # models with source factors are not served
-            raise Refused(400, f"{where}: factors: the model has no source factors")
-        return request
-    check_request(request := Request(entry), where)
+    request = request_of({"text": entry} if isinstance(entry, str) else entry, where)
+    if request.factors:  # models with source factors are not served
+        raise Refused(400, f"{where}: factors: the model has no source factors")
     return request
 
 
@@ -268,9 +265,11 @@ def check_rules(body: FileBody, most: int) -> None:
 
 
 def with_terms(requests: Iterable[Request], glossary: Glossary | None, language: str) -> list[Request]:
-    """Adds a glossary to requests in whose sentences one of its terms occurs."""
+    """Adds a glossary to requests in whose sentences one of its terms occurs; terms of their own have priority."""
     return [
-        request._replace(glossary=glossary)
+        request._replace(
+            glossary=Glossary({**glossary.terms, **request.glossary.terms}) if request.glossary else glossary
+        )
         if glossary is not None and glossary.occurrences(request.text, language)
         else request
         for request in requests

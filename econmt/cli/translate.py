@@ -47,7 +47,7 @@ class TextInput:
     json_input: bool = option(
         False,
         help='Read JSON objects, one a line: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": '
-        '..., "factors": [...]}; other keys are copied to --output-type json.',
+        '..., "factors": [...], "glossary": {...}}; other keys are copied to --output-type json.',
     )
     split_sentences: bool = option(
         False, help="Treat each line as a paragraph: split it into sentences and join their translations."

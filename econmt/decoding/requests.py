@@ -55,7 +55,7 @@ _ADVICE = 'expected one JSON object per line, as {"text": "A dog.", "constraints
 
 
 class _RequestFields(BaseModel):
-    """Fields of a JSON request, by Sockeye's names; other fields are passed on."""
+    """Fields of a JSON request, by Sockeye's names where it has them; other fields are passed on."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -64,6 +64,7 @@ class _RequestFields(BaseModel):
     avoid: list[str] = Field([], max_length=limits.PHRASES)
     target_prefix: str = ""
     factors: list[str] | None = Field(None, max_length=limits.FACTORS)
+    glossary: dict[str, str] = Field({}, max_length=limits.PHRASES)
 
 
 _REFUSED = ("source_prefix", "restrict_lexicon", "target_prefix_factors")
@@ -71,7 +72,7 @@ _REFUSED = ("source_prefix", "restrict_lexicon", "target_prefix_factors")
 
 
 def read_request(line: str, where: str) -> Request:
-    """Reads a request from a line of JSON with Sockeye's fields: text, constraints, avoid, target_prefix and factors.
+    """Reads a request from a line of JSON with Sockeye's fields and ``glossary``.
 
     Raises:
         InputError: The line is no JSON object, a field has a wrong type or a misspelt name or is not
@@ -81,7 +82,7 @@ def read_request(line: str, where: str) -> Request:
 
 
 def request_of(tree: Mapping[str, Any], where: str) -> Request:
-    """Makes a request from the fields of a JSON object: text, constraints, avoid, target_prefix and factors.
+    """Makes a request from the fields of a JSON object: Sockeye's, and ``glossary`` for the terms of this sentence.
 
     Args:
         tree: fields as :func:`~econmt.config.json_reader.parse_json` returns them; ``passed`` keeps unknown ones.
@@ -107,9 +108,9 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
         near = difflib.get_close_matches(name.lower(), _RequestFields.model_fields, n=1, cutoff=0.8)
         if near:
             raise InputError(f"{where}: unknown field {name}; did you mean {near[0]}?")
-    request = Request(
-        fields.text, fields.constraints, fields.avoid, fields.target_prefix, passed, fields.factors or ()
-    )
+    known = {name: getattr(fields, name) for name in _RequestFields.model_fields}
+    terms = Glossary.checked(fields.glossary, f"{where}: glossary") if fields.glossary else None
+    request = Request(**known | {"factors": fields.factors or (), "glossary": terms}, passed=passed)
     check_request(request, where)
     return request
 

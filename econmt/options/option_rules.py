@@ -42,7 +42,7 @@ OPTION_NEEDS: dict[str, dict[str, Condition]] = {
         "--nbest-size --sample --output-type --attention-picture": _only(
             "lines of one sentence, not for --split-sentences", unless="--split-sentences"
         ),
-        "--glossary-mode": is_set("--glossary"),
+        "--glossary-mode": any_of(is_set("--glossary"), is_set("--json-input")),
         "--restrict-lexicon-topk": is_set("--restrict-lexicon"),
         "--lm-weight": is_set("--language-model"),
     },

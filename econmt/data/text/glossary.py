@@ -77,8 +77,6 @@ class Glossary:
         Raises:
             InputError: if a term or its translation is blank.
         """
-        if not all(isinstance(each, str) for each in (*terms, *terms.values())):
-            raise InputError(f"{where}: expected terms with their translations, as {{'dog': 'Hund'}}")
         named = ((term, f"{where}: {shortened(term)!r}") for term in terms)
         return cls(dict(_checked_term(term, terms[term], name) for term, name in named))
 

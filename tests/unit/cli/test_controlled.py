@@ -36,7 +36,7 @@ def test_lines_of_json_go_in_and_come_out(call: Call, word_model: Path) -> None:
         {"text": "a b c", "id": 7},
         {"text": "d", "constraints": ["A B", "H"], "translation": "mine"},
         "",
-        {"text": "h g f e d", "target_prefix": "C C", "avoid": ["A"]},
+        {"text": "h g f e d", "target_prefix": "C C", "avoid": ["A"], "glossary": {"e": "E H E", "x": "F"}},
     )
     ended = call("translate", "-m", word_model, "--json-input", "--output-type", "json", text=given)
     first, second, blank, last = (json.loads(line) for line in ended.lines)
@@ -45,14 +45,15 @@ def test_lines_of_json_go_in_and_come_out(call: Call, word_model: Path) -> None:
     expected = json.loads(plain[0])
     assert first.keys() == expected.keys()
     assert (first["translation"], first["tokens"]) == (expected["translation"], expected["tokens"])
-    assert first["score"] == pytest.approx(
-        expected["score"], abs=1e-4
-    )  # a search with wishes adds up otherwise
+    # A search with wishes adds up otherwise.
+    assert first["score"] == pytest.approx(expected["score"], abs=1e-4)
     assert {"A B", "H"} <= {*second["translation"].split(), *pairs(second["translation"])}
     assert blank["translation"] == ""
     assert last["translation"].startswith("C C")
     assert "A" not in last["translation"].split()
-    texts = call("translate", "-m", word_model, "--json-input", text=given).lines
+    assert "E H E" in last["translation"]
+    steered = ("--json-input", "--glossary-mode", "constrain")
+    texts = call("translate", "-m", word_model, *steered, text=given).lines
     assert texts == [first["translation"], second["translation"], "", last["translation"]]
 
 
