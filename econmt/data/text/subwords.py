@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -128,8 +128,7 @@ def _convert(
     if isinstance(settings, (WordSubwords, TextWords)):
         for (name, columns), path in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), own, strict=True):
             fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
-            words = [*fixed, *(word for word in own_words(path, SPECIAL_TOKENS) if word not in fixed)]
-            _write_words(folder / name, words)
+            _write_words(folder / name, dict.fromkeys([*fixed, *own_words(path, SPECIAL_TOKENS)]))
         return
     for name, path in zip((JOINT_FILE,) if len(own) == 1 else SUBWORD_FILES, own, strict=True):
         marked = [] if name == SUBWORD_FILES[1] else [f"{WORD_START}{tag}" for tag in tags]
@@ -151,9 +150,8 @@ def _train_words(
     sizes = [settings.size] if isinstance(settings, TextWords) else [settings.source, settings.target]
     for (name, columns), limit in zip(_sides(settings, JOINT_WORD_FILE, WORD_FILES), sizes, strict=False):
         counter = sum((counts[column] for column in columns), Counter[str]())
-        frequent = Counter({word: count for word, count in counter.items() if count >= settings.min_count})
         fixed = [*SPECIAL_TOKENS, *(tags if 0 in columns else ())]
-        _write_words(folder / name, _ranked(frequent, fixed, limit))
+        _write_words(folder / name, _ranked(counter, fixed, limit, settings.min_count))
 
 
 def _sides(
@@ -191,13 +189,12 @@ def _train_codes(
     for codes, counter, (name, columns) in zip(coded, counts, sides, strict=True):
         whole = [*tags] if 0 in columns else []
         fixed = [*SPECIAL_TOKENS, WORD_START, *(WORD_START + tag for tag in whole)]
-        frequent = Counter({piece: count for piece, count in counter.items() if count >= settings.min_count})
         content = {
             "version": codes.version,
             "rules": [" ".join(rule) for rule in codes.rules],
             "kept": None if codes.kept is None else sorted(codes.kept),
             "tags": whole,
-            "pieces": _ranked(frequent, fixed, settings.size),
+            "pieces": _ranked(counter, fixed, settings.size, settings.min_count),
         }
         write_atomically(folder / name, json.dumps(content, ensure_ascii=False, indent=0).encode() + b"\n")
 
@@ -325,17 +322,16 @@ def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folde
         _write_words(folder / FACTOR_FILE.format(number), _ranked(counter, SPECIAL_TOKENS, limits.WORDS))
 
 
-def _write_words(path: Path, words: Sequence[str]) -> None:
+def _write_words(path: Path, words: Iterable[str]) -> None:
     """Writes one word a line."""
     write_atomically(path, "".join(word + "\n" for word in words).encode())
 
 
-def _ranked(counter: Counter[str], fixed: Sequence[str], limit: int) -> list[str]:
-    """Returns the ``fixed`` tokens and then the most frequent ones, ``limit`` in total."""
-    for word in fixed:
-        del counter[word]
-    ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-    return [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
+def _ranked(counter: Counter[str], fixed: Sequence[str], limit: int, least: int = 1) -> list[str]:
+    """Returns the ``fixed`` tokens, then the most frequent ones that occur ``least`` times, ``limit`` in total."""
+    others = [word for word, count in counter.items() if count >= least and word not in fixed]
+    ranked = sorted(others, key=lambda word: (-counter[word], word))
+    return [*fixed, *ranked[: max(0, limit - len(fixed))]]
 
 
 def vocabulary_files(folder: Path) -> list[Path]:
