@@ -41,6 +41,12 @@ def _note(frame: FrameType, event: str, _argument: Any) -> None:
             _append("calls", f"{test}\t{code.co_filename[len(_ROOT) :]}\t{code.co_name}\n")
 
 
+def pytest_runtest_setup() -> None:
+    """Records again, as a test may have taken the profile function away."""
+    if FOLDER:
+        sys.setprofile(_note)
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Records a test's phase, in the process that reports to the user."""
     if FOLDER and "PYTEST_XDIST_WORKER" not in os.environ:
