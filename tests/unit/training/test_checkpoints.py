@@ -46,6 +46,14 @@ def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
     assert_same_bits(parameters(loaded.model), parameters(trainer.model))
 
 
+def test_the_last_checkpoint_is_that_of_the_largest_number(copy: Run) -> None:
+    for update in (99_999, 100_000):
+        copy.folder.parameters(update).touch()
+        assert checkpoints.parameter_file(copy.folder, "last") == copy.folder.parameters(update)
+    (copy.folder.states / "00008.interrupted").mkdir()
+    assert copy.folder.commits()[-2:] == [Commit(8, False), Commit(8, True)]
+
+
 def test_which_checkpoint(trained: Run) -> None:
     def bias(which: str | int | Path) -> torch.Tensor:
         return load_model(trained.folder.path, which).model.output.bias
