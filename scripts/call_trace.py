@@ -41,22 +41,17 @@ def _note(frame: FrameType, event: str, _argument: Any) -> None:
             _append("calls", f"{test}\t{code.co_filename[len(_ROOT) :]}\t{code.co_name}\n")
 
 
-def pytest_runtest_setup() -> None:
-    """Records again, as a test may have taken the profile function away."""
-    if FOLDER:
-        sys.setprofile(_note)
-
-
 def pytest_runtest_logreport(report: Any) -> None:
     """Records a test's phase, in the process that reports to the user."""
-    if FOLDER and "PYTEST_XDIST_WORKER" not in os.environ:
-        _append("seconds", f"{report.nodeid}\t{report.duration}\n")
-        if report.failed:
-            _append("failed", f"{report.nodeid}\n")
+    if FOLDER:
+        sys.setprofile(_note)  # which the test may have taken away
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            _append("seconds", f"{report.nodeid}\t{report.duration}\n")
+            pytest_collectreport(report)
 
 
 def pytest_collectreport(report: Any) -> None:
-    """Records a file of tests that cannot be imported."""
+    """Records a test that fails, or a file of tests that cannot be imported."""
     if FOLDER and report.failed:
         _append("failed", f"{report.nodeid}\n")
 
