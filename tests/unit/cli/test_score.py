@@ -170,7 +170,8 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
     options = ("rerank", "-i", lists, "-s", tmp_path / "source", "--nbest")
     plain = call(*options, "-m", word_model, "--weight", 0).lines
     assert plain == lists.read_text().splitlines()
-    rows = [read_candidate(line, "x") for line in call(*options, "-m", word_model, "--weight", 2).lines]
+    both = (*options, "--reverse-weight", 0, "--reverse-model", word_model, "-m", word_model, "--weight", 2)
+    rows = [read_candidate(line, "x") for line in call(*both).succeeded().lines]
     before = {(row.number, row.text): row.score for row in (read_candidate(line, "x") for line in plain)}
     sources = TEXT.split("\n")
     for row in rows:
