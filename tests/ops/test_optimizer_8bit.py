@@ -86,10 +86,9 @@ def test_moments_follow_those_of_float32(name: str) -> None:
     for step in range(400):
         gradient = (torch.randn(16, 256, generator=draw) + 0.3) * size * (1.0 if step < 200 else 0.2)
         exact[0].grad, mine[0].grad = gradient, gradient.clone()
-        theirs.clip("norm", 10.0)
-        ours.clip("norm", 10.0)
-        theirs.step()
-        ours.step()
+        for each in (theirs, ours):
+            each.clip("norm", 10.0)
+            each.step()
         torch.testing.assert_close(mine[0].grad, exact[0].grad)
     state = ours.state[mine[0]]
     found = read_second(state["exp_avg_sq"], state["exp_avg_sq_scale"])

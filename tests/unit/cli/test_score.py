@@ -191,8 +191,7 @@ def test_batches_are_as_large_as_the_option_says(
     monkeypatch.setattr(scoring, "batches_by_length", patched)
     for command in (f"rerank -i {lists} -s {tmp_path / 'source'} -m", "score -m"):
         call(command, word_model, "--batch-size", 2, text="a\tA\n").succeeded()
-    assert len(sizes) > 1
-    assert set(sizes) == {2}
+    assert sizes == [2] * max(2, len(sizes))
 
 
 def test_markup_comes_back(call: Call, word_model: Path) -> None:
