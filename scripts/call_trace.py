@@ -43,15 +43,14 @@ def _note(frame: FrameType, event: str, _argument: Any) -> None:
 
 def pytest_runtest_logreport(report: Any) -> None:
     """Records a test's phase, in the process that reports to the user."""
-    if FOLDER:
-        sys.setprofile(_note)  # which the test may have taken away
-        if "PYTEST_XDIST_WORKER" not in os.environ:
-            _append("seconds", f"{report.nodeid}\t{report.duration}\n")
-            pytest_collectreport(report)
+    if FOLDER and "PYTEST_XDIST_WORKER" not in os.environ:
+        _append("seconds", f"{report.nodeid}\t{report.duration}\n")
+        if report.failed:
+            _append("failed", f"{report.nodeid}\n")
 
 
 def pytest_collectreport(report: Any) -> None:
-    """Records a test that fails, or a file of tests that cannot be imported."""
+    """Records a file of tests that cannot be imported."""
     if FOLDER and report.failed:
         _append("failed", f"{report.nodeid}\n")
 

@@ -45,6 +45,7 @@ C_OPERATORS = {
 _C_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _C_TOKEN = re.compile(rb"(?<= )[-+*/<>=!&|]{1,2}(?= )|(?<![\w.\"])\d+(?![\w.\"])")
 
+
 MARKS = "not slow and not thorough"
 """Tests that run."""
 _NOT_FOUND, _NO_TESTS = 4, 5
