@@ -16,7 +16,9 @@ from safetensors.numpy import load_file
 
 from econmt.checkpoint import folder
 from econmt.cli.info import describe, disk_bytes
+from econmt.data.text.corpus import Corpus
 from econmt.errors import InputError
+from econmt.export.lexicon import make_lexicon
 from econmt.export.model_folder import read_metrics
 from tests.conftest import fails_with
 from tests.golden import assert_golden
@@ -221,6 +223,9 @@ def test_a_lexicon_is_learnt_from_pairs_that_the_model_takes(call: Call, copy: P
     (tmp_path / "text.trg").write_text("B A\nA\n \nA B A\nA\nA B A B\n")
     ended = call("lexicon -m", copy, "-o", tmp_path / "lexicon", "--corpus", tmp_path / "text").succeeded()
     assert "learnt the translations of 2 words from 2 pairs" in ended.err
+    said, pairs = list[str](), Corpus(tmp_path / "text.src", tmp_path / "text.trg")
+    make_lexicon(copy, tmp_path / "lexicon", [pairs], top_k=2, iterations=7, say=said.append)
+    assert said[-1] == "learning from 2 pairs, pass 7 of 7"
 
 
 def test_the_best_are_those_of_early_stopping(

@@ -169,13 +169,13 @@ def test_wrong_checksum(server: Server, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_checksum_of_gzip_is_that_of_its_text(server: Server, tmp_path: Path) -> None:
+def test_checksum_of_gzip_is_that_of_its_text_and_a_login_page_has_none(
+    server: Server, tmp_path: Path
+) -> None:
     server.files["t.gz"] = gzip.compress(CONTENT, mtime=12345)
     download(RemoteFile(f"{server.url}/t.gz", sha256(CONTENT)), tmp_path / "t.gz", progress=False)
     assert gzip.decompress((tmp_path / "t.gz").read_bytes()) == CONTENT
-
-
-def test_a_login_page_instead_of_gzip(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "t.gz").unlink()
     server.files["t.gz"] = b"<html>please log in</html>"
     with pytest.raises(InputError, match=r"the downloaded file is not a valid gzip file .* and was removed"):
         download(RemoteFile(f"{server.url}/t.gz", sha256(CONTENT)), tmp_path / "t.gz", progress=False)

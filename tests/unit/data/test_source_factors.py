@@ -155,25 +155,20 @@ def test_unknown_words_are_counted_without_their_factors(make_recipe: MakeRecipe
     assert prepared.statistics["train"]["source_unknown"] == sum(word not in known for word in words) > 0
 
 
-def test_bpe_dropout_cuts_anew_and_keeps_factors(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("data.subwords={type: bpe, size: 60, dropout: 0.3}")
+MIXED = "data.mixing={weights: [[1, 3]], epoch_pairs: 40}", "data.filters={min_words: 2, duplicates: pairs}"
+
+
+@pytest.mark.parametrize("mixed", [(), (WHOLE, *MIXED)])
+def test_bpe_dropout_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe, mixed: Sequence[str]) -> None:
+    recipe = make_recipe(*mixed or ["data.subwords={type: bpe, size: 60, dropout: 0.3}"])
     prepared = prepared_of(recipe)
+    assert (prepared.statistics["train"].get("few_words", 0) > 0) == bool(mixed)
     batches = training_batches(recipe, prepared)
     lengths: set[tuple[int, int]] = set()
     for batch in itertools.islice(batches, 2 * batches.batches_per_epoch):
         check_rows(prepared.vocabularies, batch)
         lengths |= {*zip(batch.indices.tolist(), batch.source_lengths.tolist(), strict=True)}
-    assert len(lengths) > len(prepared.train), "cuts change"
-
-
-def test_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe) -> None:
-    mixing = "data.mixing={weights: [[1, 3]], epoch_pairs: 40}"
-    recipe = make_recipe(WHOLE, mixing, "data.filters={min_words: 2, duplicates: pairs}")
-    prepared = prepared_of(recipe)
-    assert prepared.statistics["train"]["few_words"] > 0
-    batches = training_batches(recipe, prepared)
-    for batch in itertools.islice(batches, batches.batches_per_epoch):
-        check_rows(prepared.vocabularies, batch)
+    assert mixed or len(lengths) > len(prepared.train), "cuts change"
 
 
 def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:

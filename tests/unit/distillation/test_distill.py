@@ -99,6 +99,8 @@ def test_results_are_printed_and_written_as_json(
     assert "python out/runtime < TEXT" in done.err
     (folder / "test.trg").write_text((folder / "test.src").read_text().upper())
     assert json.loads(call(*words(program(), "--json")).out)["models"][0]["bleu"] == pytest.approx(100.0)
+    smaller = json.loads(call(*words(program(), "--json", "--shortlist", 2)).out)["models"][2]
+    assert smaller["bytes"] < runtime, "with another lexicon"
 
 
 @pytest.mark.usefixtures("quick")

@@ -222,6 +222,10 @@ def test_only_missing_and_damaged_shards_are_translated(
     assert "1 of 3 shards are complete and are kept" in capsys.readouterr().err
     again.translate(lambda _: None)
     assert len(calls(tmp_path)) == 5
+    again.path(2).unlink()
+    (tmp_path / "program.py").write_text("raise SystemExit(3)")
+    with pytest.raises(InputError, match=r"exit code 3 \(.*text.en:7 to 7\)"):
+        again.translate(lambda _: None)
 
 
 def test_other_inputs_are_named(source: Path, teacher: TeacherChoice, tmp_path: Path) -> None:

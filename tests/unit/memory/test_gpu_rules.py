@@ -169,8 +169,9 @@ def test_reductions_exchange_partial_sums() -> None:
         assert reduction_buffers(torch.empty(64, 64, device="meta"), dims) == []
     # Blocks of 32 x 4 threads with four columns each are 8; each thread would add 1,024 values, so each column is
     # divided among 64 blocks, of 16 values per thread.
-    found = reduction_buffers(torch.empty(4096, 1024, device="meta"), [0])
-    assert found == [4 * 1024 * 64 * 32 * 4, 4 * 8]
+    for dim in (0, -2):
+        found = reduction_buffers(torch.empty(4096, 1024, device="meta"), [dim])
+        assert found == [4 * 1024 * 64 * 32 * 4, 4 * 8]
 
 
 def test_gradients_of_many_words_are_sorted() -> None:

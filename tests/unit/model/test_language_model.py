@@ -75,7 +75,7 @@ def test_evaluation_leaves_the_state_of_training_alone() -> None:
     assert torch.equal(model.carried, before)
 
 
-def test_padding_rows_and_padding_count_for_nothing() -> None:
+def test_padding_rows_and_padding_count_for_nothing_and_a_larger_batch_makes_room() -> None:
     model = make()
     expected = loss_of(model, tokens(4), carries=0)
     left = model.carried.clone()
@@ -84,10 +84,6 @@ def test_padding_rows_and_padding_count_for_nothing() -> None:
     found = model.loss(ids[:, :-1], ids[:, 1:], rows, torch.tensor([0, 0, 0, 0, 0]))
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(model.carried[:, :, 1:4], left[:, :, 1:4])
-
-
-def test_a_larger_batch_makes_room() -> None:
-    model = make()
     loss_of(model, tokens(4, rows=6))
     assert model.carried.shape == (2, 2, 7, 4)
 

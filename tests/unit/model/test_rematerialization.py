@@ -181,14 +181,11 @@ def test_the_gradient_shares_no_memory_with_what_made_it() -> None:
     assert one.weight.grad._values().data_ptr() != other.weight.grad._values().data_ptr()
 
 
-def test_many_words_get_a_dense_gradient() -> None:
+def test_many_words_get_a_dense_gradient_and_none_is_noted_where_none_is_wanted() -> None:
     for words, layout in ((VOCABULARY // 4, torch.sparse_coo), (VOCABULARY // 4 + 1, torch.strided)):
         embedding = table()
         embedding(torch.arange(words)).sum().backward()
         assert embedding.weight.grad.layout == layout
-
-
-def test_nothing_is_noted_where_no_gradient_is_wanted() -> None:
     embedding = table()
     with torch.no_grad():
         assert not embedding(IDS["one"]).requires_grad

@@ -111,11 +111,16 @@ def test_what_a_request_takes_is_counted_to_the_character() -> None:
         ({}, 3),
         ({"constraints": ["de"]}, 6),
         ({"glossary": {"d": "ef"}, "avoid": ["g"]}, 10),
+        ({"q": [{"text": "abc", "other": "x"}]}, 18),
     ):
         body = queries.TranslateBody.model_validate({"q": "abc", **given})
         queries.check_size(body, size)
         with pytest.raises(Refused, match=f"^q.* {size} characters, this server takes {size - 1} at a"):
             queries.check_size(body, size - 1)
+    rules = queries.FileBody(file=(b"", "text/plain"), avoid=["ab"])
+    queries.check_rules(rules, 3)
+    with pytest.raises(Refused, match="have 3 characters, more than 2"):
+        queries.check_rules(rules, 2)
 
 
 def test_an_error_in_one_line_gives_up_the_others() -> None:

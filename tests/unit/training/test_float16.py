@@ -64,6 +64,9 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(make_run: MakeRun) ->
     for number in range(2):
         trainer._update(Progress.silent())
         assert scale_of(trainer) == (seen[-1], 2) if number == 0 else (2 * seen[-1], 0)
+    trainer.step.loss_scale.restore(2.0**30, 0)
+    assert trainer.step([next(trainer.batches)]).loss_scale == 2.0**30, "that of the step, not of the next"
+    assert scale_of(trainer)[0] == 2.0**29
 
 
 @pytest.mark.parametrize(

@@ -237,33 +237,22 @@ def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
     assert run.folder.parameters(4).read_bytes() != run.folder.parameters(2).read_bytes()
 
 
-def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sgd", [(), ("training.optimizer={name: sgd, momentum: 0.5}",)])
+def test_a_plateau_after_a_change_goes_back_to_the_parameters_alone(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, sgd: tuple[str, ...]
 ) -> None:
+    """The best checkpoint has no state, as that of another schedule, or that of another optimizer."""
     script(monkeypatch, 3.0, 4.0, 4.5, 5.0)
-    make_run("training.max_updates=6").train()
-    run = make_run(*PLATEAU, "training.max_updates=8")
-    run.train(resume_with_changes=True)
-    best = run.folder.best.read_bytes()
-    trainer = run.trainer()
-    assert trainer.state.parameters_from == 2
-    assert run.folder.parameters(2).read_bytes() == best
-    assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {8.0}
-
-
-def test_a_plateau_after_a_change_of_optimizer_goes_back_to_the_parameters_alone(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The best checkpoint has the state of another optimizer."""
-    script(monkeypatch, 3.0, 4.0)
-    make_run(*PLATEAU, "training.max_updates=2").train()
-    run = make_run(*PLATEAU, "training.max_updates=4", "training.optimizer={name: sgd, momentum: 0.5}")
+    make_run(*(PLATEAU * bool(sgd)), f"training.max_updates={2 if sgd else 6}").train()
+    run = make_run(*PLATEAU, *sgd, f"training.max_updates={4 if sgd else 8}")
     run.train(resume_with_changes=True)
     trainer = run.trainer()
     assert trainer.state.parameters_from == 2
+    assert run.folder.parameters(2).read_bytes() == run.folder.best.read_bytes()
     states = [state for state in trainer.optimizer.state.values() if state]
-    assert states
-    assert {name for state in states for name in state} == {"momentum_buffer"}
+    names = {"momentum_buffer"} if sgd else {"step", "exp_avg", "exp_avg_sq"}
+    assert {name for state in states for name in state} == names
+    assert {float(state["step"]) for state in states if not sgd} == (set() if sgd else {8.0})
 
 
 @pytest.mark.parametrize("metric", ["perplexity", "bleu"])

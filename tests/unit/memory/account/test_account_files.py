@@ -79,6 +79,9 @@ def test_files(account: memory.Account, tmp_path: Path) -> None:
     assert text.count('<path class="k-backward"') == 1
     assert f"{account.peak_bytes:,} bytes" in text
     assert 'data-kind="optimizer state"' in text
+    bare = memory.Account(SimpleNamespace())
+    bare.ledger = Ledger(4, Counter({("weights", "a"): 4}), Counter(b=8))  # b holds nothing at the peak
+    assert bare.to_csv().splitlines()[1:] == ["a,0,4,0,0,0,0,4,0", "b,0,0,0,0,0,0,0,8"]
 
 
 def test_modules_below_a_depth_count_for_those_above(account: memory.Account) -> None:

@@ -57,6 +57,17 @@ def test_modules_that_are_nested_as_deep_as_they_run() -> None:
     assert sys.getrecursionlimit() == limit
 
 
+def test_a_module_that_calls_itself_stays_in_its_scope() -> None:
+    class Again(nn.Module):
+        def forward(self, inputs: Tensor, times: int) -> Tensor:
+            return (self(inputs, times - 1) if times else inputs).exp()
+
+    again = Again()
+    with memory.track(again) as account:
+        again(torch.ones(64, requires_grad=True), 3).sum().backward()
+    assert account.by_module()["Again"]["feature maps"] == 4 * 64 * 4
+
+
 def _unusual_tensors() -> dict[str, Tensor]:
     """Tensors of layouts other than strided, and nested ones; each larger than what has a line of its own."""
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import econmt_memory as memory
+from econmt_memory.callbacks import _Callback
 from tests.conftest import run_python
 
 GAN = """
@@ -79,6 +80,17 @@ def test_a_watched_step_is_accounted_like_a_tracked_one(
     assert "Memory of a training step: feature maps 1.0 MB" in capsys.readouterr().err
 
 
+def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = perceptron()
+    optimizer = torch.optim.SGD(model.parameters())
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with memory.watch(None, step=1) as watched:
+        model(inputs).sum().backward()
+        optimizer.step()
+    assert (watched.steps, watched.account) == (1, None)
+
+
 def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +109,13 @@ def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
     told = capsys.readouterr().err
     assert told.startswith("The memory was full when 4503599.63 GB were requested; ")
     assert "What would make room: halve the batch 590.8 kB, " in told
+    trainer = _Callback(None)
+    trainer.on_train_start()
+    with pytest.raises(RuntimeError, match="allocate memory") as error:
+        kept = model(inputs) + torch.empty(1 << 50)  # noqa: F841
+    trainer.on_exception(None, None, error.value)
+    assert trainer.account is not None
+    assert capsys.readouterr().err.startswith("The memory was full when ")
     with pytest.raises(ZeroDivisionError), memory.watch(page):
         model(inputs).sum() / (1 // 0)
     with torch.profiler.profile(), memory.watch(page) as refused:
