@@ -85,21 +85,11 @@ class NoSteps:
     def __init__(self, like: Tensor) -> None:
         assert like.shape[-1] == WIDTH
 
-    def cell_forward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        h: Sequence[Tensor],
-        *,
-        keep: bool,
-        recurrent: Tensor | None = None,
-        read: Read | None = None,
-    ) -> None:
+    def cell_forward(self, gates: Tensor, *states: Any, read: Read | None = None, **options: Any) -> None:
         calls["cell forward"] += 1
-        assert recurrent is None
+        assert options.get("recurrent") is None
         assert gates.shape == (BATCH, 4 * HIDDEN)
-        written = [*h, *(() if read is None else read.destinations)]
+        written = [*states[2], *(() if read is None else read.destinations)]
         assert all(part.shape == (BATCH, HIDDEN) and part.stride(1) == 1 for part in written)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
@@ -110,21 +100,10 @@ class NoSteps:
         calls["scan"] += 1
         return first.new_zeros(len(gates) + 1, *first.shape)
 
-    def cell_backward(
-        self,
-        gates: Tensor,
-        before: Tensor,
-        after: Tensor,
-        dh: Sequence[Tensor],
-        dc: Tensor,
-        dgates: Tensor,
-        *,
-        keep: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> None:
+    def cell_backward(self, *given: Any, keep: Tensor | None = None, scale: float = 1.0) -> None:
         calls["cell backward"] += 1
         assert keep is None or (keep.shape == (BATCH, HIDDEN) and scale == 2.0)
-        assert len(dh) == 2
+        assert len(given[3]) == 2, "gradients of h"
 
     def attention(self, inputs: AttentionInputs, coverage: Coverage | None) -> NoAttention:
         assert inputs.norm is None

@@ -24,13 +24,13 @@ MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
     "econmt": 38426,
-    "econmt_serve": 3813,
+    "econmt_serve": 3812,
     "econmt_distill": 1941,
     "memory": 5585,
     "runtime": 2165,
     "ops": 23341,
-    "scripts": 14903,
-    "tests": 55172,
+    "scripts": 14869,
+    "tests": 55164,
 }
 """Lines of Python below each folder; they may only fall."""
 
