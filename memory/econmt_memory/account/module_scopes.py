@@ -57,6 +57,7 @@ class ModuleScopes:
         self._running: list[nn.Module] = []
         self._optimizers = weakref.WeakSet(optimizers)
         self._updating: int | None = None  # the number of the optimizer that steps
+        self._is_elementwise = False
         self._hooks = ExitStack()
         for model in models:
             self._register(model)
@@ -82,9 +83,7 @@ class ModuleScopes:
                 yield
             finally:
                 self._unwind(0)
-                for module, name in list(
-                    self.names.items()
-                ):  # some are new, as from model.to or a lazy module
+                for module, name in [*self.names.items()]:  # some are new, as from model.to or a lazy module
                     self._label_weights(module, name)
                 for optimizer in list(self._optimizers):
                     self._label_optimizer(optimizer)
@@ -177,21 +176,21 @@ class ModuleScopes:
 
     def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._optimizers.add(optimizer)
-        self._leave_update(optimizer)  # if its last step has failed
+        self._leave_update(id(optimizer))  # if its last step has failed
         if self._updating is None:  # else another optimizer runs this one
             # Optimizers that PyTorch runs for lists of tensors work element by element, without a closure.
-            is_elementwise = "foreach" in optimizer.defaults and len(args) == 1 and not kwargs
-            self._tracker.update(elementwise=is_elementwise)
+            self._is_elementwise = "foreach" in optimizer.defaults and len(args) == 1 and not kwargs
+            self._tracker.update(elementwise=self._is_elementwise)
             self._updating = id(optimizer)
 
-    def _leave_update(self, optimizer: Optimizer) -> None:
+    def _leave_update(self, number: int | None) -> None:
         """Ends the running step of an optimizer."""
-        if self._updating == id(optimizer):
+        if number is not None and self._updating == number:
             self._updating = None
             self._tracker.update()
 
     def _end_update(self, optimizer: Optimizer, *_: Any) -> None:
-        self._leave_update(optimizer)
+        self._leave_update(id(optimizer))
         self._label_optimizer(optimizer)
 
     def _is_elsewhere(self) -> bool:
@@ -205,6 +204,8 @@ class ModuleScopes:
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._is_elsewhere():
             return
+        if self._is_elementwise:  # such a step calls no module, so it has failed
+            self._leave_update(self._updating)
         name = self.names.get(module)
         if name is None:
             if self._running:  # made after its model was registered
@@ -212,13 +213,11 @@ class ModuleScopes:
             else:
                 self._register(module)
             name = self.names[module]
-        size = 0
-        for each in args:
-            if isinstance(each, Tensor) and each.layout is torch.strided:
-                size += each.nbytes
-                if not each.requires_grad:
-                    self._tracker.use(each)
-        self.inputs[name] = size
+        strided = [each for each in args if isinstance(each, Tensor) and each.layout is torch.strided]
+        for each in strided:
+            if not each.requires_grad:
+                self._tracker.use(each)
+        self.inputs[name] = sum(each.nbytes for each in strided)
         self._running.append(module)
         scopes.enter(name)
 
