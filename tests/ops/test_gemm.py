@@ -159,7 +159,7 @@ def test_what_is_added_is_zero(width: int, device: str) -> None:
 def test_outer_products_of_any_width_are_added(
     rows: int, columns: int, wide: bool, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("econmt_ops.core.chunks._LARGE_BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr("econmt_ops.products.outer._BLOCK_BYTES", 1 << 12)
     left = torch.randn(5, 7, rows + 3 * wide, device=device, dtype=dtype)
     right = torch.randn(5, 7, columns + 2 * wide, device=device, dtype=dtype)
     if wide:

@@ -13,10 +13,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
-from econmt_ops.attentional_lstm import reference
+from econmt_ops.attentional_lstm import problem, reference
 from econmt_ops.attentional_lstm.reference import DecoderOptions
 from econmt_ops.backends.cuda import decoder
-from econmt_ops.core import chunks
 from econmt_ops.core.precision import MatmulTF32
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.products.stack import StackOptions
@@ -81,11 +80,15 @@ def check(tensors: dict[str, Any], lengths: torch.Tensor | None, dtype: torch.dt
     assert_same_function(function, definition, tensors, dtype)
 
 
+def in_twos(steps: int, *_: object, **__: object) -> list[tuple[int, int]]:
+    return [(max(0, end - 2), end) for end in range(steps, 0, -2)][::-1]
+
+
 def check_two_layers(
     device: str, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.bfloat16
 ) -> None:
     """Dropout and residual sums; blocks of two steps, so that states are handed on; a row of length 0."""
-    monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 2 * 5 * 4 * 64 * 2)
+    monkeypatch.setattr(problem, "split_blocks", in_twos)
     tensors = arguments(Make(device), 5, 3, 13, 2)
     lengths = torch.tensor([13, 0, 2, 12, 7], device=device)
     seed = torch.tensor(5, device=device)
@@ -248,7 +251,7 @@ def test_the_gradient_of_the_outputs_is_overwritten_only_if_allowed(
     device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch, in_blocks: bool
 ) -> None:
     """The same bits; a later block of steps must not read what an earlier one wrote."""
-    monkeypatch.setattr(chunks, "_LARGE_BLOCK_BYTES", 2 * 5 * 4 * 64 * 2)
+    monkeypatch.setattr(problem, "split_blocks", in_twos)
     if not in_blocks:
         monkeypatch.setattr(decoder, "serves", lambda *_: False)
     found = []

@@ -351,7 +351,6 @@ def test_arguments_of_another_kind_are_told(
         (model.translate, [econmt.Request("a", *[5])], "input:1: constraints: expected a list of phrases"),
         (model.translate, [econmt.Request("a", glossary=model)], "input:1: glossary: expected"),
         (Glossary, {"a": 5}, "a glossary expects terms with their translations"),
-        (partial(Glossary.checked, where="x"), {5: "a"}, "x: expected terms with their translations"),
         (Glossary, {"a": "\u3000"}, "a glossary expects terms"),
         (lambda given: model.translate(["a"], avoid=given), Glossary({}), "avoid expects a list of phrases"),
         (model.scorer, "2", "batch_size: expected a whole number"),
