@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from econmt.api import InputError, limits
+from econmt.api import requests as api_requests
 from econmt.api.checked_json import complaints, parse_json, shortened
 from econmt.api.requests import Glossary, Request, check_request, parse_glossary, request_of
 from econmt_serve.files import KINDS
@@ -210,13 +211,12 @@ def texts_of(body: TranslateBody, most_characters: int, how: TextDivision, langu
             avoid=[*request.avoid, *body.avoid] if request.avoid else body.avoid,
             target_prefix=request.target_prefix or body.target_prefix,
         )
-        divide = html_passage if body.format == "html" else plain_passage
-        passage = divide(request.text, how)
-        if len(passage.sentences) > 1 and (request.constraints or request.target_prefix):
-            problem = (
-                f"constraints and target_prefix belong to one sentence; this has {len(passage.sentences)}"
+        passage = (html_passage if body.format == "html" else plain_passage)(request.text, how)
+        count = len(passage.sentences)
+        if count > 1 and (request.constraints or request.target_prefix):
+            raise Refused(
+                400, f"{where}: constraints and target_prefix belong to one sentence; this has {count}"
             )
-            raise Refused(400, f"{where}: {problem}")
         sentences = [request._replace(text=sentence.text) for sentence in passage.sentences]
         texts.append(Text(passage, with_terms(sentences, glossary, language)))
     return texts
@@ -266,11 +266,12 @@ def check_rules(body: FileBody, most: int) -> None:
 
 def with_terms(requests: Iterable[Request], glossary: Glossary | None, language: str) -> list[Request]:
     """Adds a glossary to requests in whose sentences one of its terms occurs; terms of their own have priority."""
-    return [
-        request._replace(
-            glossary=Glossary({**glossary.terms, **request.glossary.terms}) if request.glossary else glossary
-        )
-        if glossary is not None and glossary.occurrences(request.text, language)
-        else request
-        for request in requests
-    ]
+    return [each if glossary is None else _with_terms(each, glossary, language) for each in requests]
+
+
+def _with_terms(request: Request, glossary: Glossary, language: str) -> Request:
+    if request.glossary is not None:
+        text = api_requests.normalized(request.text)
+        found = api_requests.occurrences(request.text, (request.glossary, glossary), language)
+        glossary = Glossary({text[each.start : each.end]: each.target for each in found})
+    return request._replace(glossary=glossary) if glossary.occurrences(request.text, language) else request

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from econmt.data.text.glossary import Glossary as Glossary
+from econmt.data.text.glossary import occurrences as occurrences
 from econmt.data.text.glossary import parse_glossary as parse_glossary
+from econmt.data.text.vocabulary import normalized as normalized
 from econmt.decoding.formats import fields_of as fields_of
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.requests import check_request as check_request

@@ -244,30 +244,30 @@ def write_pairs(folder: Path, languages: Sequence[str], left_out: Counter[str]) 
     """
     with ExitStack() as stack:
 
-        def opened(name: str, mode: str) -> IO[str]:
-            return stack.enter_context((folder / name).open(mode, encoding="utf-8", newline="\n"))
+        def written(name: str) -> IO[str]:
+            return stack.enter_context((folder / name).open("w", encoding="utf-8", newline="\n"))
 
-        files = {
-            language: (opened(f"to-{language}.src", "w"), opened(f"to-{language}.trg", "w"))
-            for language in languages
-        }
+        files = {each: (written(f"to-{each}.src"), written(f"to-{each}.trg")) for each in languages}
         for both in itertools.combinations(languages, 2):
             seen: set[int] = set()
-            for pair in zip(*(opened(f"train.{language}", "r") for language in both), strict=True):
-                if "\n" in pair:
-                    continue
-                key = digest("".join(pair))
-                if pair[0] == pair[1] or not is_similar_wide(pair):
-                    left_out["pairs that are alike or of unlike lengths"] += 1
-                elif key in seen:
-                    left_out["pairs that occurred before"] += 1
-                else:
-                    seen.add(key)
-                    source = key % 2
-                    for file, text in zip(
-                        files[both[1 - source]], (pair[source], pair[1 - source]), strict=True
-                    ):
-                        file.write(text)
+            first, second = (
+                (folder / f"train.{language}").open(encoding="utf-8", newline="\n") for language in both
+            )
+            with first, second:
+                for pair in zip(first, second, strict=True):
+                    if "\n" in pair:
+                        continue
+                    key = digest("".join(pair))
+                    if pair[0] == pair[1] or not is_similar_wide(pair):
+                        left_out["pairs that are alike or of unlike lengths"] += 1
+                    elif key in seen:
+                        left_out["pairs that occurred before"] += 1
+                    else:
+                        seen.add(key)
+                        source = key % 2
+                        src, trg = files[both[1 - source]]
+                        src.write(pair[source])
+                        trg.write(pair[1 - source])
             yield "-".join(both), len(seen)
 
 

@@ -26,7 +26,7 @@ from xml.etree.ElementTree import Element
 
 from econmt.errors import InputError
 from scripts.bench.frame import Bench
-from scripts.bench.splits import Row, Splits, is_similar, is_useful, shuffled
+from scripts.bench.splits import Row, Splits, is_similar, shuffled
 
 LANGUAGES = ("en", "fr")
 HELD_OUT_PAIRS = 2000
@@ -156,6 +156,12 @@ def _groups(element: Element) -> dict[tuple[str, ...], list[Element]]:
             key = (child.tag, last, "")
         groups.setdefault(key, []).append(child)
     return groups
+
+
+def is_useful(pair: Row) -> bool:
+    """Returns True for two different texts of similar lengths that have letters."""
+    has_letters = all(any(character.isalpha() for character in side) for side in pair)
+    return has_letters and pair[0] != pair[1] and is_similar(pair)
 
 
 def why_not(pair: Row) -> str:

@@ -27,12 +27,6 @@ def is_similar(pair: Row) -> bool:
     return long <= MAX_RATIO * short
 
 
-def is_useful(pair: Row) -> bool:
-    """Returns True for two different texts of similar lengths that have letters."""
-    has_letters = all(any(character.isalpha() for character in side) for side in pair)
-    return has_letters and pair[0] != pair[1] and is_similar(pair)
-
-
 def digest(text: str) -> int:
     """Returns a hash of 64 bits of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

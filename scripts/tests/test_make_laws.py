@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from econmt.errors import InputError
-from scripts.bench.make_laws import french_path, make, pairs_of, parse
-from scripts.bench.splits import is_useful
+from scripts.bench.make_laws import french_path, is_useful, make, pairs_of, parse
 from tests.unit.cli.conftest import Call
 
 Write = Callable[[dict[str, str]], Path]

@@ -196,11 +196,8 @@ def test_a_light_lstm_is_the_reference() -> None:
     def runs(implementation: str = "auto", stash: str = "auto") -> str:
         return resolved(implementation, made(recompute=LOOPS), VARIABLE, stash, is_light=True)
 
-    assert (runs(), runs("recompute"), runs(stash="outputs")) == (
-        "reference",
-        "recompute",
-        "recompute/outputs",
-    )
+    found = runs(), runs("recompute"), runs(stash="outputs")
+    assert found == ("reference", "recompute", "recompute/outputs")
     with rules_only():
         assert runs() == "recompute/gates"
 

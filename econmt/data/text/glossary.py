@@ -54,10 +54,7 @@ class Glossary:
     overlapping terms the one that begins first is taken, and of these the longest.
 
     Args:
-        terms: the phrases and their translations. locations: file and line of each phrase, for messages.
-
-    Attributes:
-        terms: the phrases and their translations.
+        terms: the phrases and their translations; also an attribute. locations: file and line of each, for messages.
     """
 
     def __init__(self, terms: Mapping[str, str], locations: Mapping[str, str] | None = None) -> None:

@@ -351,15 +351,21 @@ def requests_of(*entries: object, **wishes: Any) -> list[Request]:
 
 def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
     """Lists of both count, a prefix and terms of the entry come before those of the request."""
-    entry = {"text": "b", "avoid": ["X"], "constraints": ["K"], "target_prefix": "P", "glossary": {"b": "X"}}
+    entry = {
+        "text": "A B c",
+        "avoid": ["X"],
+        "constraints": ["K"],
+        "target_prefix": "P",
+        "glossary": {"b": "X"},
+    }
     found = requests_of(entry, {"text": "b"}, "c", avoid=["Y", "Z"])
     avoiding = [(each.text, [*each.avoid], [*each.constraints]) for each in found]
-    assert avoiding == [("b", ["X", "Y", "Z"], ["K"]), ("b", ["Y", "Z"], []), ("c", ["Y", "Z"], [])]
-    wishes = {"avoid": ["Y"], "constraints": ["L"], "target_prefix": "Q", "glossary": {"a": "A", "b": "B"}}
+    assert avoiding == [("A B c", ["X", "Y", "Z"], ["K"]), ("b", ["Y", "Z"], []), ("c", ["Y", "Z"], [])]
+    wishes = {"avoid": ["Y"], "constraints": ["L"], "target_prefix": "Q", "glossary": {"a": "A", "b c": "B"}}
     (request,) = requests_of(entry, **wishes)
     assert (list(request.avoid), list(request.constraints)) == (["X", "Y"], ["K", "L"])
     assert request.target_prefix == "P"
-    assert [each.target for each in request.glossary.occurrences("a b")] == ["A", "X"]
+    assert [each.target for each in request.glossary.occurrences(request.text)] == ["A", "X"]
     (request,) = requests_of("a", target_prefix="Q", glossary={"a": "A", "b": "B"})
     assert request.target_prefix == "Q"
     assert [each.target for each in request.glossary.occurrences("a b")] == ["A", "B"]
