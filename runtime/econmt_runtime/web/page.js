@@ -130,7 +130,7 @@ async function alternatives(sentence) {
 function named([from, to]) {
   const name = (code) => {
     try {
-      return new Intl.DisplayNames(["en"], { type: "language" }).of(code);
+      return new Intl.DisplayNames(["en"], { type: "language", fallback: "none" }).of(code) ?? code;
     } catch {
       return code;
     }
