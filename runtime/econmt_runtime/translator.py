@@ -95,11 +95,11 @@ class RuntimeTranslator:
         if beam_size is not None:
             decoding["beam_size"] = beam_size
         self.options = Options(*(decoding[name] for name in Options._fields))
-        if not 1 <= self.options.beam_size <= library.MOST_WORDS:
+        if self.options.beam_size not in range(1, library.MOST_WORDS + 1):
             raise RuntimeInputError(
                 f"beam size {self.options.beam_size}: use a value from 1 to {library.MOST_WORDS}"
             )
-        if not 1 <= nbest_size <= self.options.beam_size:
+        if nbest_size not in range(1, self.options.beam_size + 1):
             raise RuntimeInputError(
                 f"n-best size {nbest_size}: use a value from 1 to the beam size, {self.options.beam_size}"
             )

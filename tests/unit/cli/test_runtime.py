@@ -331,6 +331,8 @@ def test_options_out_of_range_are_refused(
         monkeypatch.setattr(sys, "argv", ["runtime", *option.split()])
         assert main(str(whole)) == 2
         assert message in capsys.readouterr().err
+    with pytest.raises(RuntimeInputError, match=r"beam size 2\.5: use a value"):
+        econmt_runtime.load(whole, beam_size=2.5)
 
 
 def test_lists_of_the_best_are_those_of_econmt(
