@@ -127,6 +127,8 @@ def test_deciles_enclose_the_time_that_is_compared(clock: Clock, monkeypatch: py
     fast, slow = (measurement.records[name][:3] for name in samples)
     assert fast == pytest.approx((1000.0, 1000.0, 4000.0))
     assert slow == pytest.approx((2000.0, 2000.0 * 6.4 / 8.0, 2000.0 * 9.6 / 8.0))
+    # Beyond the median, and none if the first call was faster.
+    assert [measurement.records[name].first_seconds for name in samples] == [3.0, 0.0]
 
 
 def test_the_fastest_runs_from_then_on(clock: Clock) -> None:
@@ -176,6 +178,10 @@ def test_plans_of_calls_are_made_anew_after_measuring(
         call(variable())
         plans.add("call", "plan")
     assert not plans
+    monkeypatch.setattr("econmt_ops.dispatch.plans._MOST", 2)
+    for number in range(5):
+        plans.add(number, "plan")
+    assert list(plans) == [4]
 
 
 def test_another_machine_is_measured_for_itself(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,15 +227,12 @@ def test_a_recurrent_op_keeps_what_it_was_told_to(clock: Clock, limit: int | Non
     assert clock.measured == [["reference", f"recompute{level}"] for level in ("/gates", "/cells", "")]
 
 
-def test_what_is_named_is_not_measured(clock: Clock) -> None:
+def test_only_what_is_asked_for_is_measured(clock: Clock) -> None:
     with measuring() as session:
         assert call(variable(), implementation="reference") == "reference"
         assert call(variable(), "lstm", "recompute", "cells") == "recompute/cells"
     assert session.measurements == {}
     assert clock.measured == []
-
-
-def test_some_candidates_against_each_other(clock: Clock) -> None:
     with measuring(only=["recompute/cells", "recompute/gates"], byte_limit=10**6, remember=False) as session:
         call(variable(), op="lstm")
     assert clock.measured == [["recompute/cells", "recompute/gates"]]

@@ -50,16 +50,13 @@ def time_all(
     return communicator, found
 
 
-def test_they_take_turns() -> None:
+def test_they_take_turns_and_the_median_forgets_what_disturbed() -> None:
     communicator, found = time_all({"a": (0.5, 0.1), "b": (0.5, 0.12)}, 100.0, most=3)
     assert communicator.calls == ["a", "b"] * 4
     for name, seconds in (("a", 0.1), ("b", 0.12)):
         assert found[name][:3] == pytest.approx((seconds,) * 3)
         assert found[name].samples == pytest.approx((seconds,) * 3)
         assert found[name].first == 0.5
-
-
-def test_the_median_forgets_what_disturbed() -> None:
     _, found = time_all({"a": (1.0, 1.0, 9.0, 1.0, 1.2, 1.0)}, 100.0, most=5)
     assert found["a"].median == pytest.approx(1.0)
     assert found["a"].high == pytest.approx(quantile([1.0, 9.0, 1.0, 1.2, 1.0], 0.9))
@@ -147,14 +144,11 @@ def test_a_ratio_is_the_median_over_the_turns_of_both() -> None:
     assert ratio((1.0, 3.0), (2.0, 2.0, 100.0)) == pytest.approx(1.0)
 
 
-def test_functions_are_compared_in_the_turns_of_both() -> None:
+def test_functions_are_compared_in_the_turns_of_both_and_those_that_remain_in_their_own() -> None:
     samples = {"a": (4.0, 4.0, 2.0, 2.0, 2.0), "dropped": (6.0, 6.0), "slow": (9.0, 9.0, 5.0, 5.0, 5.0)}
     assert compared(samples) == pytest.approx({"a": 2.0, "dropped": 3.0, "slow": 5.0})
     assert compared({"only": (3.0, 1.0, 2.0)}) == pytest.approx({"only": 2.0})
-
-
-def test_those_that_remain_are_compared_in_the_turns_that_they_took_alone() -> None:
-    """Before, b ran after c, which made it look slower than a."""
+    # Before, b ran after c, which made it look slower than a.
     samples = {"a": (1.0,) * 23, "b": (1.05,) * 15 + (0.9,) * 8, "c": (1.2,) * 15}
     assert compared(samples) == pytest.approx({"a": 1.05 / 0.9, "b": 1.05, "c": 1.2 * 1.05 / 1.05})
     few = {"a": (1.0,) * 22, "b": (1.05,) * 15 + (0.9,) * 7, "c": (1.2,) * 15}
@@ -200,9 +194,6 @@ def test_the_device_is_waited_for() -> None:
     wait = communicator.taking("wait", 0.5)
     alternate({"a": communicator.taking("a", 1.0)}, 9.0, clock=communicator.clock, most=1, synchronize=wait)
     assert communicator.calls == ["wait", "a", "wait"] * 2
-
-
-def test_quantiles() -> None:
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == pytest.approx(2.5)
     assert quantile([1.0], 0.9) == 1.0
     assert quantile([0.0, 10.0], 0.1) == pytest.approx(1.0)

@@ -199,21 +199,15 @@ def test_words_of_a_number_are_what_the_library_says_written_apart() -> None:
         assert german(number) == words
 
 
-def test_splits_have_their_sizes_and_share_no_number() -> None:
+def test_splits_have_their_sizes_share_no_number_and_are_always_the_same() -> None:
     splits = {split: numbers(split) for split in SPLIT_SIZES}
     assert {split: len(found) for split, found in splits.items()} == SPLIT_SIZES
     assert len(set().union(*splits.values())) == sum(SPLIT_SIZES.values())
-
-
-def test_always_the_same() -> None:
     text = "\n".join(f"{source}\t{target}" for source, target in generate("test"))
     assert (
         hashlib.sha256(text.encode()).hexdigest()
         == "f21d3d449fdc92b6f1c7b28f0b8ffbbda20944eb65a201bd471582b3baefcdb6"
     )
-
-
-def test_all_magnitudes_occur() -> None:
     digits = Counter(len(str(number)) for number in numbers("train"))
     assert set(digits) == set(range(1, 10))
     assert min(digits[length] for length in range(4, 10)) > 1000
@@ -285,9 +279,6 @@ def test_the_catalog_has_no_such_split_or_is_not_asked_without_leave(tmp_path: P
         find_corpus("multi30k/dev", "en", "de", [], progress=False)
     with pytest.raises(InputError, match="not found"):
         find_corpus("number-words/valid", "en", "de", [tmp_path], progress=False, fetch=False)
-
-
-def test_one_file(tmp_path: Path) -> None:
     file = put(tmp_path / "lm" / "train.txt.gz", b"x\n")
     assert find_text("lm/train.txt", [tmp_path], progress=False) == file
     with pytest.raises(InputError, match=r"lm/valid\.txt\(\.gz\)"):
@@ -323,14 +314,11 @@ def test_bad_content(tmp_path: Path) -> None:
             list(read_lines(put(tmp_path / "t.txt", content)))
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
+def test_missing_files_and_corrupt_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.txt: no such file"):
         list(read_lines(tmp_path / "t.txt"))
     with pytest.raises(InputError, match="is a folder"):
         list(read_lines(tmp_path))
-
-
-def test_corrupt_gzip(tmp_path: Path) -> None:
     whole, file = gzip.compress(b"".join(b"line %d\n" % (i * i) for i in range(20_000))), tmp_path / "t.gz"
     flipped, middle = bytearray(whole), len(whole) // 2
     flipped[middle] ^= 0xFF
@@ -352,9 +340,6 @@ def test_table_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
     file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
         list(read_pairs(Corpus(file, None)))
-
-
-def test_pairs_are_streamed(tmp_path: Path) -> None:
     source, target = put(tmp_path / "t.en", b"a\nb\xff\n"), put(tmp_path / "t.de", b"c\nd\n")
     pairs = read_pairs(Corpus(source, target))
     assert next(pairs) == ("a", "c")

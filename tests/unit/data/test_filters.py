@@ -95,7 +95,7 @@ def test_the_report_names_reasons_and_examples(kept: Kept) -> None:
     assert again.statistics["train"]["duplicate"] == 2
 
 
-def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make) -> None:
+def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make, corpus: Path) -> None:
     left_out = LeftOut()
     for number in range(1, 6):
         left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
@@ -103,9 +103,6 @@ def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: 
     _, reason, *examples = map(str.strip, report_lines(tmp_path))
     assert reason.startswith("5")
     assert examples == [line for n in (1, 2, 3) for line in (f"train.en:{n}", f"source {n}", f"target {n}")]
-
-
-def test_duplicates_are_looked_for_in_all_corpora(corpus: Path, make_recipe: Make) -> None:
     write_pairs(corpus, "again", made_up_pairs(200)[:50] + made_up_pairs(10, seed=99))
     found = prepared(make_recipe(train=["train", "again"], filters={"duplicates": "pairs"}), corpus)
     once = len(set(made_up_pairs(200)))

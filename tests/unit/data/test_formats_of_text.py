@@ -49,7 +49,10 @@ def test_units_become_pairs(
     units = (
         unit(en="A dog\n   runs &amp; barks.", fr="Un chien", de="Ein Hund läuft &#38; bellt."),
         unit(en="no translation", fr="non"),
-        unit(de_AT="<bpt i='1'>&lt;b></bpt>Zwei<ept i='1'>{/b}<sub>x</sub></ept>", EN_US="<hi>Two</hi>"),
+        unit(
+            de_AT="<bpt i='1'>&lt;b></bpt>Zwei<ept i='1'>{/<sub><hi>x</hi><ph>y</ph></sub>b}</ept>",
+            EN_US="<hi>Two</hi>",
+        ),
         unit(en_GB="colour", en="color", de="Farbe", de_CH="Color"),
         unit(en="one", de="eins").replace("</tu>", unit(de="ein").removeprefix("<tu>").rstrip()),
     )

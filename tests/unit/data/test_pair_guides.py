@@ -13,7 +13,7 @@ import torch
 
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
-from econmt.data.batching.pair_guides import PairGuides
+from econmt.data.batching.pair_guides import PairGuides, _word_numbers
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.text.guides import WEIGHT_UNIT, check_words, parse_links, parse_weight
 from econmt.data.text.source_factors import words_of_line
@@ -149,6 +149,12 @@ def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path)
     np.testing.assert_array_equal(guides.alignment(indices, factored, shape), expected)
     assert expected is not None
     assert expected.any()
+
+
+def test_a_row_s_first_token_begins_a_word_whatever_it_is() -> None:
+    ids = np.array([[0, 0, 1, 0], [1, 0, 1, 1], [3, 2, 2, 3]])
+    numbers = [[0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 0, 1]]
+    assert _word_numbers(ids, np.array([False, True])).tolist() == numbers
 
 
 def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -> None:

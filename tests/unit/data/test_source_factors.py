@@ -359,4 +359,5 @@ def test_a_dictionary_is_found() -> None:
     sources = [draws.permutation(np.arange(4, 24))[:6].tolist() for _ in range(400)]
     table = learn_lexicon([(ids, [word + 20 for word in ids[::-1]]) for ids in sources], (24, 44), 5)
     assert table[4:, 0].tolist() == list(range(24, 44))
+    assert learn_lexicon([([4], [9, 7, 5])], (5, 10), 3)[4].tolist() == [5, 7, 9]  # equally probable
     assert not table[3].any()

@@ -107,6 +107,7 @@ def test_endless_output_is_ended(monkeypatch: pytest.MonkeyPatch, held: Callable
     with pytest.raises(ProgramError, match=r"^wrote more than 100,064 bytes for 4$"):
         run("exec 3>$HELD; yes", ["abc"])
     assert held(), "the program has ended"
+    assert len(run("yes | head -c 100064", ["abc"])[0]) == 50_032
     with pytest.raises(ProgramError, match=r"^wrote a line of 1[0-9]{2},[0-9]{3} bytes or more$"):
         run("yes | tr -d '\\n'", ["abc" * 100_000])
     writes = "yes | head -c 99999; yes | head -c 9999998 >&2; echo end >&2"
@@ -118,6 +119,9 @@ def test_what_a_program_leaves_running_is_not_waited_for(held: Callable[[], bool
     """Another process holds its standard output and error."""
     assert run("sleep 1000 3>$HELD & echo a", [], keep_errors=True) == ([b"a"], 0, "")
     assert held(), "what the program has started ends with it"
+    (line,), _, _ = run("grep SigIgn /proc/self/status", [])
+    ignored = int(line.split()[1], 16)
+    assert not any(ignored >> number - 1 & 1 for number in (signal.SIGPIPE, signal.SIGXFSZ))
 
 
 def test_a_program_is_stopped_on_request(held: Callable[[], bool]) -> None:

@@ -221,6 +221,8 @@ def test_words_stand_in_a_segment_only_if_they_fit() -> None:
     assert [t["text"] for t in drawn.find("i", "inside")] == ["weights 90 %", "10 %", ""]
     assert drawn.find("b", "remark")[0]["text"] == "2x"
     assert [float(t["style"].split()[1]) for t in drawn.find("span", "segment")] == [0.9, 0.095, 0.005]
+    drawn = Page(charts.bars("words", (), [Bar("layer", {"weights": 200, "gradients": 800}, "", "")], 1000))
+    assert [t["text"] for t in drawn.find("i", "inside")] == ["20 %", "gradients 80 %"]
 
 
 @pytest.mark.parametrize("theme", [0, 1])

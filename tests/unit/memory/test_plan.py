@@ -483,14 +483,11 @@ def test_the_nearest_budget_is_enough_and_near(size: int) -> None:
     assert found <= 1.11 * size + 1
 
 
-def test_sizes_as_words() -> None:
+def test_sizes_as_words(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [size_text(size) for size in (17, 1 << 10, 1000 << 10, int(1.3 * (1 << 30)))]
     assert words == ["17 B", "1 KiB", "0.977 MiB", "1.3 GiB"]
     assert nearest_budget(int(1.33 * (1 << 30))) == "1.4GiB"
     assert nearest_budget(133 << 20) == "140MiB"
-
-
-def test_auto_takes_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "free_memory", lambda device: 1000)
     monkeypatch.setattr(budgets, "group_memory", lambda: None)
     assert budget_bytes("auto", CPU, 500) == int(AUTO_SHARE * 1500)

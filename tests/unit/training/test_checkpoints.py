@@ -261,6 +261,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
             raise OSError(number, os.strerror(number))
         assert (snapshot(folder), sorted(folder.path.rglob("*"))) == (before, paths)
         monkeypatch.setattr(checkpoints, "remove_unfinished", fails_with(OSError()))
+    with pytest.raises(TrainingError, match="there is no earlier one; "), checkpoints.saving(folder, 2, 0):
+        raise OSError(number, os.strerror(number))
 
 
 def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> None:

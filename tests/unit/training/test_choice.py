@@ -76,6 +76,8 @@ def test_all_calls_of_a_kind_count() -> None:
     stack = measurement("lstm", reference=2.0, recompute=1.5)
     assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
     assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
+    with_one_more = measurement("lstm", reference=2.0, recompute=1.5, compiled=0.1)
+    assert choose_implementations(AUTO, [both, with_one_more], updates=1e9).encoder == "reference"
 
 
 @pytest.mark.parametrize(("milliseconds", "expected"), [(0.9, "recompute"), (0.8, "reference")])
@@ -86,7 +88,8 @@ def test_the_reference_must_be_worth_its_memory(milliseconds: float, expected: s
 
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
 def test_compiling_must_pay(updates: float, expected: str) -> None:
-    found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
+    """A function is compiled once, however often it is called."""
+    found = [measurement("attentional_lstm", 2, first=20.0, reference=150.0, recompute=100.0, compiled=50.0)]
     assert (
         choose_implementations(AUTO, found, updates=updates, positions=2 * choice.POSITIONS).decoder
         == expected
@@ -116,8 +119,17 @@ def test_small_models_are_not_measured() -> None:
     small = build_model(load_recipe("quickstart"), 97, 97)
     with torch.device("meta"):
         large = build_model(load_recipe("multi30k"), 8000, 8000)
-    assert not is_worth_measuring(small, Shape(4, 5, 5))
+    assert not is_worth_measuring(small, Shape(64, 500, 5))  # of long sentences a few positions are measured
     assert is_worth_measuring(large, Shape(64, 16, 16))
+
+
+def test_all_seconds_of_measuring_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, seconds = TranslationTask(load_recipe("quickstart"), 19, 23), iter([1.5, 0.5, 0.0, 9.0])
+    monkeypatch.setattr(choice, "_LEAST_OPERATIONS", 0.0)
+    session = lambda *_: SimpleNamespace(measurements={}, seconds=next(seconds))  # noqa: E731
+    monkeypatch.setattr(choice, "measure", session)
+    _, why = choice.settle(task, task.build_model, Shape(4, 5, 5), CPU, Precision(), passes=9)
+    assert (why, next(seconds)) == ("measured in 2.0 s", 9.0)
 
 
 @pytest.fixture

@@ -123,6 +123,9 @@ def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest
 
 
 def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
+    """The second, of either kind, by the handler that Ctrl-C had before."""
+    called: list[int] = []
+    old = signal.signal(signal.SIGINT, lambda number, _: called.append(number))
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     for number, name, code in ((signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C", 130)):
         interrupts = Interrupts()
@@ -131,9 +134,12 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
             os.kill(os.getpid(), number)
             assert interrupts.pending
             assert (interrupts.name, interrupts.exit_code) == (name, code)
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
+            for second in (signal.SIGTERM, signal.SIGINT):
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), second)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert called == [signal.SIGTERM, signal.SIGINT] * 2
+    signal.signal(signal.SIGINT, old)
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,9 +135,6 @@ def test_weights_that_change_their_type_in_the_block_stay_weights() -> None:
         model.double()
         model(torch.ones(1024, 64, dtype=torch.float64)).sum().backward()
     assert account.by_category()["weights"] == 2 * size + 8
-
-
-def test_a_lazy_module_gets_its_weights_in_the_block() -> None:
     model = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d())
     with memory.track(model) as account:
         model(torch.ones(512, 64)).sum().backward()

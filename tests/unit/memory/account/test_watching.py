@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,19 @@ def test_a_watched_step_is_accounted_like_a_tracked_one(
         assert rows == account.by_module()
         assert watched.account.peak_bytes == account.peak_bytes
     assert "Memory of a training step: feature maps 1.0 MB" in capsys.readouterr().err
+
+
+def test_a_step_ends_with_the_last_of_several_optimizers() -> None:
+    model, inputs = perceptron()
+    optimizers = [torch.optim.SGD(model[number].parameters()) for number in (2, 0)]
+    with memory.watch(None, step=2) as watched:
+        for optimizer in optimizers * 2:
+            model(inputs).sum().backward()
+            optimizer.step()
+    assert watched.steps == 2
+    assert watched.account is not None
+    phases = [phase for phase, _ in groupby(event.phase for event in watched.account.ledger.timeline)]
+    assert phases.count("optimizer") == 2
 
 
 def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytest.MonkeyPatch) -> None:
