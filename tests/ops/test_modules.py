@@ -118,8 +118,14 @@ def test_linear_cross_entropy(bias: bool, reduction: str, device: str) -> None:
 
 def test_parameters_start_as_those_of_torch_do() -> None:
     """Uniform below the root of what is summed: hidden units of a cell, features of a layer's input or of a score."""
-    cells = [kind(30, 400) for kind in CellLayers.__subclasses__()]
+    assert all(
+        each.is_meta
+        for kind in CellLayers.__subclasses__()
+        for each in kind(3, 4, device="meta").parameters()
+    )
+    cells = [kind(30, 400, dtype=torch.float64) for kind in CellLayers.__subclasses__()]
     drawn = [each for cell in cells for name, each in cell.named_parameters() if "gain" not in name]
+    assert {each.dtype for each in drawn} == {torch.float64}
     drawn += [AdditiveAttention(3, 4, 400).score, AttentionalLSTM(3, 4, 5, 400).score]
     for weight in [*drawn, LinearCrossEntropy(400, 50).weight]:
         assert weight.abs().max() <= 1 / 20

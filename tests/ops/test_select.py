@@ -142,9 +142,6 @@ def test_kernels_go_before_all_others_on_their_devices() -> None:
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
     assert resolved("auto", half) == "reference"
-
-
-def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
     available = made(recompute=LOOPS)
     with rules_only("cuda"):
         assert resolved("auto", available, VARIABLE) == "reference"

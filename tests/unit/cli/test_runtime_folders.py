@@ -234,8 +234,10 @@ def test_broken_files_are_refused_in_a_line(made: Path, file: str, fault: str) -
     damage(path, fault)
     if fault == "pipe" or file == "model.json" or (fault == "absent" and file.endswith(".py")):
         assert str(path) in refusal(run(made))
+    opened = len([*Path("/dev/fd").iterdir()])
     with pytest.raises(RuntimeInputError, match=f"^{re.escape(str(path))}: "):
         econmt_runtime.load(made)
+    assert len([*Path("/dev/fd").iterdir()]) == opened
 
 
 def test_files_have_bounded_sizes(whole: Path, tmp_path: Path) -> None:

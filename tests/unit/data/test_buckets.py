@@ -65,9 +65,6 @@ def test_capacity_makes_room_for_longer_pairs(monkeypatch: pytest.MonkeyPatch) -
     calls: list[int] = []
     assign_buckets(*arrays([(1, 1)] * 5), 4, release=lambda: calls.append(1))
     assert len(calls) == 6
-
-
-def test_table_counts_real_and_padded_positions() -> None:
     table = bucket_table(count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)])), 4)
     assert [tuple(row) for row in table] == [
         (4, 4, 12, 3, (4 + 4) + (3 + 2) + (10 + 3), 8 + 8 + 16),

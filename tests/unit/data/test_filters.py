@@ -34,7 +34,7 @@ def kept(corpus: Path, make_recipe: Make) -> Kept:
         ("mo mo mo", "nu ra vi"),  # 5: the target again
         ("ba  de li ", "nu ra vi"),  # 6: the pair again, but for blanks
         ("li " * 30, "li " * 29),  # 7: many words
-        ("QQQ ba", "WWW de"),  # 8: only here these letters
+        ("QQQ ba", "WWWWWWWWW de"),  # 8: twice as long, and only here these letters
     ]
     write_pairs(corpus, "train", first + plain)
 
@@ -54,7 +54,8 @@ def kept(corpus: Path, make_recipe: Make) -> Kept:
         ({"identical": "drop"}, [2, 3, 4, 5, 6, 7, 8]),
         ({"min_words": 2}, [1, 3, 4, 5, 6, 7, 8]),
         ({"max_words": 29}, [1, 2, 3, 4, 5, 6, 8]),
-        ({"max_length_ratio": 3.0}, [1, 3, 4, 5, 6, 7, 8]),
+        ({"max_length_ratio": 2.0}, [1, 3, 4, 5, 6, 7, 8]),
+        ({"max_length_ratio": 1.99}, [1, 3, 4, 5, 6, 7]),
         ({"max_repeats": 2}, [1, 2, 3, 6, 8]),
         ({"max_repeats": 3}, [1, 2, 3, 4, 5, 6, 8]),
         ({"duplicates": "pairs"}, [1, 2, 3, 4, 5, 7, 8]),

@@ -130,6 +130,7 @@ def test_shards_are_one_corpus(tmp_path: Path, corpus: Path, make_recipe: Callab
     assert found.train.corpora == [0, 200]
     assert len(found.train) == 206
     assert found.train.location(205).endswith("big-00002-of-00003.parquet:3")
+    assert len(list(read_pairs(find_corpus("big", "en", "de", [corpus], progress=False)))) == 6
     (corpus / "big-00001-of-00003.parquet").unlink()
     assert len(prepare(recipe, tmp_path / "store", [corpus], show_progress=False).train) == 204
 

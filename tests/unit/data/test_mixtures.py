@@ -47,6 +47,8 @@ def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
             assert sorted(own[begin : begin + end - first]) == list(range(first, end))
     assert again.pairs(7).tolist() == seen[7]
     assert seen[0] != seen[2]
+    stages = mixture([0, 10], 17, weights=[[1, 0], [0, 1], [1, 1]], epochs=[2, 3])
+    assert [stages.counts(epoch) for epoch in (1, 2, 4, 5)] == [[17, 0], [0, 17], [0, 17], [9, 8]]
 
 
 def test_what_is_left_over_goes_to_the_largest_remainders() -> None:

@@ -116,7 +116,7 @@ def test_lists_of_several_programs(tmp_path: Path) -> None:
         assert own_words(tmp_path / name, SPECIAL_TOKENS) == words
 
 
-def test_lists_that_cannot_be_used(tmp_path: Path) -> None:
+def test_lists_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text, message in (
         ("a", "the\nof the sea\n", "a:2: expected a word, and perhaps a number after it, found 'of the sea'"),
         ("a", "the\nof\nthe 3\n", "a:3: the word 'the' is also in line 1"),
@@ -127,6 +127,13 @@ def test_lists_that_cannot_be_used(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(InputError, match=message):
             own_words(tmp_path / name, SPECIAL_TOKENS)
+    path = tmp_path / "a.json"
+    path.write_text('{"the": 5}')
+    monkeypatch.setattr("econmt.data.text.own_vocabulary.LARGEST", 10)
+    assert own_words(path, SPECIAL_TOKENS) == ["the"]
+    monkeypatch.setattr("econmt.data.text.own_vocabulary.LARGEST", 9)
+    with pytest.raises(InputError, match=r"a\.json: larger than 0 MB; is this a vocabulary"):
+        own_words(path, SPECIAL_TOKENS)
 
 
 def test_a_run_with_an_own_model(tmp_path: Path) -> None:

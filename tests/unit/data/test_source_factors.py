@@ -314,9 +314,9 @@ def test_streams_in_another_order_are_refused() -> None:
         "give the streams in the order of data.source_factors"
     )
     told: list[str] = []
-    encode_sources(vocabularies, ["wide"], [("medium", "w")], place, warn=told.append)
+    encode_sources(vocabularies, ["", "wide"], [(), ("medium", "w")], place, warn=told.append)
     none = (
-        "f0:1: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
+        "f0:2: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
     )
     assert told == [none]
 

@@ -38,7 +38,7 @@ def run(code: str, lines: list[str], **more: bool) -> tuple[list[bytes], int, st
 
 
 @pytest.mark.parametrize(
-    ("speed", "shown"), [(None, ""), (9.96, "10.0/s"), (10.4, "10/s"), (1234.5, "1,234/s")]
+    ("speed", "shown"), [(None, ""), (9.96, "10.0/s"), (10.0, "10/s"), (1234.5, "1,234/s")]
 )
 def test_rates_have_as_many_digits_as_they_need(speed: float | None, shown: str) -> None:
     task: Any = SimpleNamespace(finished_speed=None, speed=speed)
@@ -119,6 +119,8 @@ def test_what_a_program_leaves_running_is_not_waited_for(held: Callable[[], bool
     """Another process holds its standard output and error."""
     assert run("sleep 1000 3>$HELD & echo a", [], keep_errors=True) == ([b"a"], 0, "")
     assert held(), "what the program has started ends with it"
+    with start_program(["sh", "-c", "echo $HELD $TOLD"], [], {"HELD": "own", "TOLD": "too"}) as program:
+        assert list(program.output()) == [b"own too"], "what is given goes before the process's own"
     (line,), _, _ = run("grep SigIgn /proc/self/status", [])
     ignored = int(line.split()[1], 16)
     assert not any(ignored >> number - 1 & 1 for number in (signal.SIGPIPE, signal.SIGXFSZ))

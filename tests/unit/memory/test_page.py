@@ -19,6 +19,7 @@ from econmt_memory.measure.ledger import CATEGORIES, LAYERS
 from econmt_memory.measure.storages import PHASES
 from econmt_memory.report import charts
 from econmt_memory.report.charts import Bar, css_class
+from econmt_memory.report.page import live_chart
 from econmt_memory.report.tables import format_bytes
 from tests.unit.memory.samples import make_ledger, make_profile, make_report
 
@@ -164,6 +165,10 @@ def test_an_estimate_has_no_times() -> None:
     assert "allocations and releases" in parsed.find("svg", "timeline")[0]["text"]
     assert [tile["text"] for tile in parsed.find("span", "figure")] == ["2.00x less", "1.73x less"]
     assert "GPU" in parsed.find("header")[0]["text"]
+    # Of a reference with other numbers of changes the outline is as wide.
+    ledger, other = (make_ledger(1, timed=False) for _ in range(2))
+    other.timeline = [each._replace(milliseconds=3 * each.milliseconds) for each in other.timeline]
+    assert live_chart(ledger, other) == live_chart(ledger, ledger)
 
 
 def test_the_script_gets_the_timelines(parsed: Page) -> None:

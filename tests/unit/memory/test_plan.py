@@ -262,9 +262,6 @@ def test_a_peak_that_is_exactly_the_limit_fits(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(planner, "_limit", most)
     # All shapes have the peak of the largest then: none is looked at alone.
     assert [(entry.peak, entry.implementations) for entry in planner.allot()] == [(most, AUTO)] * 4
-
-
-def test_small_buckets_stay_as_they_are_and_large_ones_keep_less() -> None:
     # 80 positions: 8.1 MB as it is, 4.1 MB with the second setting.
     found = allot(4_500_000)
     assert [found[target].implementations for target in (10, 20, 40, 80)] == [AUTO, AUTO, AUTO, LADDER[1]]

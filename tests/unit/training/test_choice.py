@@ -109,13 +109,10 @@ def test_a_run_is_as_long_as_its_first_limit() -> None:
     assert updates(patience, "training.max_updates=9999", "training.checkpoint_interval=10") == 30
 
 
-def test_the_shape_of_most_rows_is_measured() -> None:
+def test_the_shape_of_most_rows_is_measured_but_not_of_small_models() -> None:
     """Not that of most batches, of the largest ones, or of the last."""
     shapes = [BatchShape(*sizes) for sizes in ((4, 5, 10, 9), (6, 7, 40, 3), (8, 9, 50, 2), (9, 9, 30, 3))]
     assert frequent_shape(SimpleNamespace(shapes=lambda: shapes)) == Shape(40, 6, 7)  # type: ignore[arg-type]
-
-
-def test_small_models_are_not_measured() -> None:
     small = build_model(load_recipe("quickstart"), 97, 97)
     with torch.device("meta"):
         large = build_model(load_recipe("multi30k"), 8000, 8000)
@@ -197,9 +194,6 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     ops = ("ops={encoder: reference, decoder: reference, output: reference}",)
     named = Run(text, tmp_path / "named", ops)
     assert named.trainer().step.implementations[:2] == ("reference",) * 2
-
-
-def test_a_choice_for_another_device_is_made_anew() -> None:
     recipe, saved = load_recipe("quickstart", ["ops.output=reference"]), as_saved(RULE, CPU)
     assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
     for other, device in ((saved, torch.device("cuda")), ({}, CPU), ({"device": "cpu"}, CPU)):

@@ -160,6 +160,9 @@ def test_what_a_gpu_was_asked_for(asked: str, size: int) -> None:
         torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has 1.00 GiB free.")
     )
     assert account.full == size
+    account.fail(MemoryError())
+    assert account.full == 0, "unknown"
+    assert account.notes[-1] == "The memory was full; the tables show what was alive then."
 
 
 def test_advice_to_the_byte() -> None:

@@ -260,9 +260,6 @@ def test_devices_of_a_prediction_are_given_as_elsewhere_in_pytorch() -> None:
     }
     assert len(peaks) == 1
     assert memory.predict(lambda: model(inputs), model, device=torch.device("cpu")).peak_bytes not in peaks
-
-
-def test_scripted_modules_are_tracked_and_not_predicted() -> None:
     model, inputs = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU())), torch.ones(8, 64)
     with memory.track(model) as account:
         model(inputs).sum().backward()

@@ -130,6 +130,16 @@ def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
     trainer.on_exception(None, None, error.value)
     assert trainer.account is not None
     assert capsys.readouterr().err.startswith("The memory was full when ")
+
+    def run_out() -> None:
+        with watched:
+            model(inputs)
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_out()
+    assert watched.account is not None
+    assert capsys.readouterr().err.startswith("The memory was full; the tables")
     with pytest.raises(ZeroDivisionError), memory.watch(page):
         model(inputs).sum() / (1 // 0)
     with torch.profiler.profile(), memory.watch(page) as refused:
@@ -146,6 +156,7 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, f"['4', '--html', 'x'] __main__ {script}\n")
     told, table = done.stderr.split("\n", 1)
     assert told.startswith("Memory of a training step: feature maps 1.2 MB, ")
+    assert told.partition("The largest modules: ")[2].partition(".  ")[0].split(". ")[0].count(" MB") <= 3
     assert max(map(len, table.splitlines())) <= 80
     assert "where the bytes of a training step went" in done.stderr
     modules = json.loads(file.read_text())["modules"]
