@@ -153,6 +153,13 @@ def test_the_fastest_runs_from_then_on(clock: Clock) -> None:
     assert call(torch.ones(4)) == "reference"
 
 
+def test_a_view_keeps_its_whole_storage() -> None:
+    x = variable()
+    with sessions._counting_bytes([x]) as kept:
+        _ = x * torch.ones(100)[:4]
+    assert [*kept.values()] == [400]
+
+
 def test_what_is_remembered_is_not_measured_again(clock: Clock) -> None:
     clock.seconds = {"reference": 1.0, "recompute": 2.0}
     for _ in range(2):

@@ -127,6 +127,7 @@ def test_parameters_start_as_those_of_torch_do() -> None:
     drawn = [each for cell in cells for name, each in cell.named_parameters() if "gain" not in name]
     assert {each.dtype for each in drawn} == {torch.float64}
     drawn += [AdditiveAttention(3, 4, 400).score, AttentionalLSTM(3, 4, 5, 400).score]
+    assert LinearCrossEntropy(4, 5, dtype=torch.float64, device="meta").weight.dtype == torch.float64
     for weight in [*drawn, LinearCrossEntropy(400, 50).weight]:
         assert weight.abs().max() <= 1 / 20
         assert float(weight.detach().std()) == pytest.approx(1 / 20 / math.sqrt(3), rel=0.15)

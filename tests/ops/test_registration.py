@@ -142,9 +142,6 @@ def test_nothing_is_kept_without_gradients_which_have_the_types_of_their_argumen
     _sum(call).total.sum().backward()
     assert call.bias.grad.dtype == torch.float32  # type: ignore[union-attr]
     assert call.first.grad.dtype == torch.float64  # type: ignore[union-attr]
-
-
-def test_a_gradient_that_is_missing_is_noticed() -> None:
     schema = OperatorSchema(Arguments)
     call = _arguments()
     with pytest.raises(AssertionError, match="no gradient of bias"):

@@ -83,7 +83,7 @@ def resolved(
 VARIABLE = (torch.ones(1, requires_grad=True),)
 
 
-def test_by_name() -> None:
+def test_by_name_and_what_the_machine_cannot_run() -> None:
     available = made(triton=LOOPS)
     assert resolved("triton", available) == "triton"
     assert resolved("triton", available, stash="cells") == "triton/cells"
@@ -94,9 +94,6 @@ def test_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             resolved(name, available, stash=stash)
-
-
-def test_what_the_machine_cannot_run() -> None:
     available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: bool(MODE.device)))
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"

@@ -141,9 +141,6 @@ def test_a_machine_that_gets_faster_in_the_middle_of_a_turn_drops_nothing() -> N
 def test_a_ratio_is_the_median_over_the_turns_of_both() -> None:
     assert ratio((1.0, 3.0, 5.0), (2.0, 2.0, 4.0)) == pytest.approx(1.25)
     assert ratio((1.0, 3.0), (2.0, 2.0, 100.0)) == pytest.approx(1.0)
-
-
-def test_functions_are_compared_in_the_turns_of_both_and_those_that_remain_in_their_own() -> None:
     samples = {"a": (4.0, 4.0, 2.0, 2.0, 2.0), "dropped": (6.0, 6.0), "slow": (9.0, 9.0, 5.0, 5.0, 5.0)}
     assert compared(samples) == pytest.approx({"a": 2.0, "dropped": 3.0, "slow": 5.0})
     assert compared({"only": (3.0, 1.0, 2.0)}) == pytest.approx({"only": 2.0})
@@ -183,9 +180,6 @@ def test_short_calls_are_repeated_and_the_number_of_repetitions_never_falls() ->
     assert found["a"].samples[0] == pytest.approx(1e-4)
     _, found = time_all({"a": (0.1,), "b": (0.105,) * 9 + (0.14,), "c": (0.105,)}, 99.0, most=20)
     assert {len(timing.samples) for timing in found.values()} == {20}
-
-
-def test_the_device_is_waited_for() -> None:
     communicator = Communicator()
     wait = communicator.taking("wait", 0.5)
     alternate({"a": communicator.taking("a", 1.0)}, 9.0, clock=communicator.clock, most=1, synchronize=wait)
@@ -247,7 +241,9 @@ def test_what_is_added_is_found_on_the_same_machine_alone(tmp_path: Path) -> Non
     assert store.load("here").keys() == {"lstm B=2", "gru B=1"}
 
 
-def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_its_libraries_processor_and_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(measurements, "processor", lambda: "Abacus 3")
     monkeypatch.setattr(measurements, "sources", lambda: "0123")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
@@ -255,9 +251,6 @@ def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.Mo
         monkeypatch.setattr(native, "is_built", lambda built=built: built)
         found = machine(torch.device("cpu"))
         assert found == f"torch {torch.__version__}, econmt_ops 0123, Abacus 3, 7 threads{words}"
-
-
-def test_old_machines_are_forgotten(tmp_path: Path) -> None:
     store = Store(tmp_path / "choices.json")
     for number in range(measurements._MACHINES + 1):
         store.add(f"machine {number}", {"lstm": RECORDS})

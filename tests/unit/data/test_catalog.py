@@ -146,6 +146,7 @@ class TestTatoeba:
         """Nothing that is held out is trained on, and every translation of a sentence is kept."""
         splits = self.splits()
         assert 5800 < sum(map(len, splits.values())) < 6000
+        assert all(len({*pairs}) == len(pairs) for pairs in splits.values()), "none comes again"
         assert 30 <= len(splits["valid"]) <= 100
         assert 30 <= len(splits["test"]) <= 100
         for share, name in ((0, "valid"), (1, "test")):
@@ -260,9 +261,6 @@ def test_prefixes_with_a_dot_and_absolute_ones(tmp_path: Path) -> None:
         source, target = put(tmp_path / f"{name}.en", b"x\n"), put(tmp_path / f"{name}.de", b"y\n")
         for prefix, folders in ((name, [tmp_path]), (str(tmp_path / name), [])):
             assert find_corpus(prefix, "en", "de", folders, progress=False) == Corpus(source, target)
-
-
-def test_not_found_names_every_place(tmp_path: Path) -> None:
     put(tmp_path / "a" / "set" / "train.en", b"x\n")
     with pytest.raises(InputError) as caught:
         find_corpus("set/train", "en", "de", [tmp_path / "a", tmp_path / "b"], progress=False)

@@ -57,6 +57,8 @@ def test_a_model_divides_text_as_before(tmp_path: Path, kind: str, settings: dic
     theirs = foreign(path, kind, **settings)
     mine = SentencePieceVocabulary(own_subwords(path, kind, SPECIAL_TOKENS, ["▁<BT>"]), "mine")
     assert mine.tokens(range(4)) == list(SPECIAL_TOKENS)
+    known = ["▁<BT>", theirs.IdToPiece(theirs.GetPieceSize() - 1)]
+    assert SentencePieceVocabulary(own_subwords(path, kind, SPECIAL_TOKENS, known), "").size == mine.size
     for line in [*LINES, "unseen words: żółw", "ﬀ ½"]:
         pieces = theirs.EncodeAsPieces(normalized(line))
         known = [piece if theirs.PieceToId(piece) != theirs.unk_id() else "<unk>" for piece in pieces]

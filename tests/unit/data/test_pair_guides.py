@@ -149,9 +149,6 @@ def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path)
     np.testing.assert_array_equal(guides.alignment(indices, factored, shape), expected)
     assert expected is not None
     assert expected.any()
-
-
-def test_a_row_s_first_token_begins_a_word_whatever_it_is() -> None:
     ids = np.array([[0, 0, 1, 0], [1, 0, 1, 1], [3, 2, 2, 3]])
     numbers = [[0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 0, 1]]
     assert _word_numbers(ids, np.array([False, True])).tolist() == numbers
@@ -273,6 +270,9 @@ def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
             path.write_text("1\n" * lines)
         with pytest.raises(InputError, match=message):
             made(make_recipe(SUBWORDS), text)
+    for suffix in ("src", "align"):
+        with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
+            make_recipe(f"data.weights={suffix}")
 
 
 def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe, text: Path) -> None:
@@ -284,9 +284,3 @@ def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe,
         batches = list(task.evaluation(prepared, split).batches)
         assert batches
         assert all((batch.alignment is not None) == are_aligned for batch in batches)
-
-
-def test_a_suffix_of_two_kinds_of_files_is_refused(make_recipe: MakeRecipe) -> None:
-    for suffix in ("src", "align"):
-        with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
-            make_recipe(f"data.weights={suffix}")

@@ -119,9 +119,6 @@ def test_numbers_there_and_back() -> None:
     assert joined_ids(10, [4, 6], sizes) == 11 * 5 * 7 - 1
     assert separate_ids(9, (11,)) == [9]
     assert joined_ids(EOS, [PAD, PAD], sizes) == EOS
-
-
-def test_types_of_the_store() -> None:
     sizes = {1 << 16: "<u2", (1 << 16) + 1: "<u4", 1 << 32: "<u4", (1 << 32) + 1: "<u8"}
     assert {size: token_type(size).str for size in sizes} == sizes
     large = WordVocabulary([str(number) for number in range(3000)])

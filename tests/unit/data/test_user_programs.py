@@ -75,10 +75,7 @@ def test_lines_go_in_and_out() -> None:
     ) == (*([b"one two"], 0, "one two"),)
     with start_program(["sh", "-c", "echo $X $HOME"], [], {"X": "x"}) as program:
         assert list(program.output()) == [f"x {os.environ['HOME']}".encode()], "the environment is extended"
-
-
-def test_programs_have_the_usual_signals() -> None:
-    """SIGPIPE ends them, which Python ignores for itself; a signal to their whole group does not hide how they end."""
+    # SIGPIPE ends them, which Python ignores for itself; a signal to their whole group does not hide how they end.
     assert run("yes | head -n 1; trap '' TERM; kill 0; exit 4", []) == ([b"y"], 4, "")
     assert run("kill -KILL $PPID; sleep 1000", []) == ([], -signal.SIGKILL, ""), "a killed supervisor is told"
 

@@ -65,16 +65,13 @@ def parsed(text: str) -> Page:
     return Page(text)
 
 
-def test_stands_alone(text: str, parsed: Page) -> None:
+def test_stands_alone_and_says_what_it_is(text: str, parsed: Page) -> None:
     assert re.findall(r"https?:|//\w|@import|url\(", text) == []
     for element in parsed.find(None):
         assert not LOADING & set(element), element["tag"]
         assert element["tag"] not in ("link", "iframe", "img", "object", "embed", "base")
     assert len(text) < 200_000
     assert not re.search(r"\$\{?\w", text)
-
-
-def test_says_what_it_is(parsed: Page) -> None:
     (html,) = parsed.find("html")
     assert html["lang"] == "en"
     assert parsed.find("title")[0]["text"] == "Memory of a training step: sample"

@@ -53,9 +53,6 @@ def test_stash_and_times_by_layer() -> None:
         ["other", "", "0 %", "0.0", "0.0", "2.0"],
         ["all", "9,000.0", "100 %", "4.0", "4.0", "2.0"],
     ]
-
-
-def test_summary_tells_speed_and_share_of_the_peak() -> None:
     peak = "peak 11.0 MB, in the backward phase; stash 9.0 MB"
     speed = (
         "10 ms a step, 8,000 target tokens/s, 300.0 MFLOP/s, 8 % of what a large matrix product reaches here"

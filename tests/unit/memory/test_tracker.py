@@ -69,9 +69,6 @@ def test_views_results_in_place_and_shared_storages_count_once() -> None:
     assert sizes(tracker) == [64]
     assert views
     assert flat.data_ptr() == base.data_ptr()
-
-
-def test_operators_that_resize() -> None:
     with Tracker(CPU).recording() as tracker:
         tensor = torch.empty(0)
         torch.add(torch.ones(3), 1, out=tensor)

@@ -50,7 +50,7 @@ def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: flo
     return Measurement(op, f"{op} {milliseconds}", "recompute" + level, records, calls)
 
 
-def test_nothing_measured_is_the_rule() -> None:
+def test_nothing_measured_is_the_rule_and_all_calls_of_a_kind_count() -> None:
     for named in ({}, {"output": "reference"}, {"stash": "cells"}):
         assert choose_implementations(Implementations(**named), []) == RULE._replace(**named)
     # What is named keeps what it keeps by itself.
@@ -58,6 +58,12 @@ def test_nothing_measured_is_the_rule() -> None:
         assert choose_implementations(Implementations(encoder=encoder), []).stash == stash
     on_gpu = Implementations("reference", "reference", "recompute", "recompute", "gates")
     assert choose_implementations(AUTO, [], device="cuda") == on_gpu
+    both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
+    stack = measurement("lstm", reference=2.0, recompute=1.5)
+    assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
+    assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
+    with_one_more = measurement("lstm", reference=2.0, recompute=1.5, compiled=0.1)
+    assert choose_implementations(AUTO, [both, with_one_more], updates=1e9).encoder == "reference"
 
 
 def test_each_kind_of_op_for_itself() -> None:
@@ -69,15 +75,6 @@ def test_each_kind_of_op_for_itself() -> None:
     chosen = Implementations("recompute", "reference", "recompute", "recompute", "gates")
     assert choose_implementations(AUTO, found) == chosen
     assert choose_implementations(Implementations(decoder="recompute"), found).decoder == "recompute"
-
-
-def test_all_calls_of_a_kind_count() -> None:
-    both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
-    stack = measurement("lstm", reference=2.0, recompute=1.5)
-    assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
-    assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
-    with_one_more = measurement("lstm", reference=2.0, recompute=1.5, compiled=0.1)
-    assert choose_implementations(AUTO, [both, with_one_more], updates=1e9).encoder == "reference"
 
 
 @pytest.mark.parametrize(("milliseconds", "expected"), [(0.9, "recompute"), (0.8, "reference")])
@@ -206,9 +203,6 @@ def test_what_a_machine_cannot_run_is_refused() -> None:
     message = r"ops.output=triton: cannot run .* cpu; use one of auto, reference, recompute"
     with pytest.raises(InputError, match=message):
         refuse_missing(Implementations(output="triton"), "cpu")
-
-
-def test_in_cuda_graphs_the_rule_recomputes() -> None:
     with rules_only("cuda"):
         eager = choose_implementations(AUTO, [], device="cuda", precision=NAMED["bfloat16"])
         with captured():

@@ -56,8 +56,6 @@ def test_modules_that_are_nested_as_deep_as_they_run() -> None:
     assert account.by_category()["weights"] == 4 * (3 * 2 + 2)
     assert sys.getrecursionlimit() == limit
 
-
-def test_a_module_that_calls_itself_stays_in_its_scope() -> None:
     class Again(nn.Module):
         def forward(self, inputs: Tensor, times: int) -> Tensor:
             return (self(inputs, times - 1) if times else inputs).exp()
