@@ -264,7 +264,7 @@ def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path, tags: str) ->
 
 def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
     path = text / "train.weights"
-    for lines, message in ((39, "has 39 lines but"), (41, "has 41 lines but"), (None, "not found")):
+    for lines, message in ((39, "has 39 lines but"), (42, "has 42 lines but"), (None, "not found")):
         path.unlink()
         if lines is not None:
             path.write_text("1\n" * lines)

@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -292,6 +294,16 @@ def test_examples_of_many_factors_fit_into_one_number(make_recipe: MakeRecipe) -
     sizes = (source, *factors)
     for part, size in zip(separate_ids(batch.source, sizes), sizes, strict=True):
         assert 0 <= int(part.min()) <= int(part.max()) < size
+
+
+def test_joint_ids_of_63_bits_fit() -> None:
+    def count(size: int) -> int:
+        vocabularies: Any = SimpleNamespace(source=SimpleNamespace(size=size), factor_sizes=(2,))
+        return count_of_ids(vocabularies)
+
+    assert count((1 << 62) - 1) == (1 << 63) - 2
+    with pytest.raises(InputError, match="tokens are too large together"):
+        count(1 << 62)
 
 
 def test_streams_in_another_order_are_refused() -> None:

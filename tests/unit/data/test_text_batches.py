@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ def store(tmp_path: Path) -> TokenStore:
         (tmp_path / f"ptb.{split}.txt").write_text(text)
     prepare(parse_recipe(RECIPE, "recipe"), tmp_path / "prepared", [tmp_path], show_progress=False)
     return open_prepared(tmp_path / "prepared").train
+
+
+def test_positions_belong_to_the_pairs_that_hold_them(store: TokenStore) -> None:
+    owners = [index for index in range(len(store)) for side in store.pair(index) for _ in side]
+    assert store.pairs_at(np.arange(store.total_tokens)).tolist() == owners
 
 
 def flat(store: TokenStore) -> list[int]:
