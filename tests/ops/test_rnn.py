@@ -335,7 +335,8 @@ def test_the_sizes_are_shown(kind: Any) -> None:
     module = kind(3, 4, bidirectional=True)
     assert repr(module) == f"{kind.__name__}(3, 4, num_layers=1, bidirectional=True)"
     more = "num_layers=2, residual=True, variational=True"
-    assert repr(kind(3, 4, 2, residual=True, variational=True)) == f"{kind.__name__}(3, 4, {more})"
+    for each in (kind, econmt_ops.LSTM, econmt_ops.GRU):
+        assert repr(each(3, 4, 2, residual=True, variational=True)) == f"{each.__name__}(3, 4, {more})"
 
 
 @each_module

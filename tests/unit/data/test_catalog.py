@@ -130,7 +130,7 @@ class TestTatoeba:
         file.parent.mkdir(parents=True)
         rows = [f"Sentence {i // 2}.\tSatz {i}.\tCC-BY 2.0 #{i}" for i in range(4000)]
         rows += [f"Another way to say {i}.\tSatz {i}.\tCC-BY" for i in range(0, 4000, 2)]
-        rows += ["Sentence 0.\tSatz 0.\tagain", "\tleer\t", "alone"]
+        rows += ["Sentence 7.\tSatz 14.\tagain", "\tleer\t", "alone"]
         with zipfile.ZipFile(file, "w") as opened:
             opened.writestr("_about.txt", "licence")
             opened.writestr("deu.txt", "\n".join(rows) + "\n")
