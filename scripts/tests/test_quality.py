@@ -57,7 +57,7 @@ def test_econmt_s_checkpoints_are_the_last_before_each_mark(tmp_path: Path) -> N
     assert base.command(tmp_path, [], [60.0, 540.0])[-5:] == ["--size", "base", "--marks", "60.0", "540.0"]
 
 
-def test_scores_are_of_what_was_translated(tmp_path: Path) -> None:
+def test_scores_are_of_what_was_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hypotheses.test").write_text("the law of the land\n")
     found = quality.scores(tmp_path / "hypotheses.test", ["the law of the land"])
     assert found == {"bleu": 100.0, "chrf": 100.0}
@@ -67,6 +67,10 @@ def test_scores_are_of_what_was_translated(tmp_path: Path) -> None:
     assert list(row)[2:4] == ["BLEU at 1 min", "BLEU at 8.5 min"]
     quality.draw(ROWS, tmp_path / "plot.svg")
     assert "<svg" in (tmp_path / "plot.svg").read_text()[:500]
+    drawn: list[Any] = []
+    monkeypatch.setattr(quality, "draw_lines", lambda lines, *_, **__: drawn.append(lines))
+    quality.draw(ROWS[1:], tmp_path / "plot.svg")
+    assert drawn == [{"two": {0.5: 20.0, 55 / 60: 35.5}}], "over minutes"
 
 
 def test_what_was_measured_is_kept(bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from econmt.errors import InputError
-from scripts.bench import tables
+from scripts.bench import table_rows, tables
 from scripts.bench.tables import TABLES, DocumentTable
 from tests.conftest import ROOT
 
@@ -74,6 +74,7 @@ def test_differences_beyond_the_tolerance_are_listed(after: list[str], tolerance
 
 
 def test_markdown_has_a_rule_below_the_headings_and_empty_cells() -> None:
+    assert [table_rows._less(before, 100) for before in (999, 1000)] == ["9.99x", "10.0x"]
     assert tables.markdown([("a", "b", "c"), ("", "", "3")]) == [
         "| a | b | c |",
         "|---|---|---|",
