@@ -10,17 +10,12 @@ from scripts.tests.conftest import Measured
 from tests.unit.cli.conftest import Call
 
 
-def test_a_row_of_a_model(measured: Measured) -> None:
+def test_a_row_of_a_model(measured: Measured, bench: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--size", 1, "--rounds", 1, "--models", "LSTM classifier")
     (row,) = measured("account", "--overhead", *words)
     assert row["operators"] > 200  # of forward and backward pass and of the update
     assert min(float(row[name]) for name in ("step, ms", "tracked, ms")) > 0
     assert "empty mode" in row
-
-
-def test_models_of_packages_that_are_not_installed_are_left_out(
-    bench: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     said = bench("account-models", "--models", "vgg16", "gpt2").out
     assert "Not installed, and left out: timm, torch_geometric, torchvision, transformers" in said

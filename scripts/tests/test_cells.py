@@ -43,7 +43,7 @@ def test_rank_layers_are_held_to_the_definition(dtype: torch.dtype) -> None:
     assert layer.error("recompute", [1.2 * part for part in expected]) > 0.1
 
 
-def test_rows_of_cells_and_ranks(measured: Measured) -> None:
+def test_rows_of_cells_and_ranks(measured: Measured, bench: Call) -> None:
     rows = measured("cells", *ONE_TURN, "--sizes", "2x3x6", "--cells", "lstm", "sru", "--ranks", "2")
     names = [row["layer"].split() for row in rows]
     assert names[0] == ["torch.nn.LSTM"]
@@ -52,9 +52,6 @@ def test_rows_of_cells_and_ranks(measured: Measured) -> None:
     for row in rows:
         assert min(row["milliseconds"], row["forward ms"]) > 0
         assert "failure" not in row
-
-
-def test_only_keeps_rows_by_their_names(bench: Call, measured: Measured) -> None:
     options = (*ONE_TURN, "--cells", "lstm", "sru", "--ranks", "2", "3")
     rows = measured("cells", *options, "--sizes", "2x3x6", "1x2x4", "--only", "lstm 3", "sru ref")
     names = [(row["batch"], " ".join(row["layer"].split())) for row in rows]

@@ -43,7 +43,7 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     assert row["regret with noise"] == pytest.approx(0.25)
 
 
-def test_parts_share_the_grid() -> None:
+def test_parts_share_the_grid_as_published() -> None:
     grid = choices.grid()
     parts = [choices.part_of(grid, f"{number}/3") for number in (1, 2, 3)]
     assert parts[1][:2] == [grid[1], grid[4]]
@@ -51,9 +51,6 @@ def test_parts_share_the_grid() -> None:
     for text in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3"):
         with pytest.raises(InputError, match="give i/n"):
             choices.part_of(grid, text)
-
-
-def test_the_grid_is_as_published() -> None:
     grid = choices.grid()
     assert len(grid) == len(set(grid)) >= 40
     assert {entry.batch for entry in grid} >= {1, 512}
@@ -63,7 +60,9 @@ def test_the_grid_is_as_published() -> None:
     assert max(entry.operations for entry in grid) <= choices.MOST_OPERATIONS
 
 
-def test_the_summary_counts() -> None:
+def test_the_summary_counts_also_in_parts(
+    bench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     shapes = [
         dict(zip(GridEntry._fields, map(str, entry), strict=True))
         for entry in (*choices.grid()[:2], choices.grid()[-1])
@@ -94,9 +93,6 @@ def test_the_summary_counts() -> None:
     # Files are joined shape by shape; what was measured last counts.
     again = {**rows[0], "regret": "0.3"}
     assert choices.joined([rows[2], rows[0], {"bench": "layout"}, again]) == [again, rows[2]]
-
-
-def test_parts_are_summarized(bench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     entries = [GridEntry("linear", batch, 2, 8, "float32") for batch in (1, 2, 3)]
     monkeypatch.setattr(choices, "grid", lambda: entries)

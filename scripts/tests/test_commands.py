@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import subprocess
 import sys
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench import language_model
+from scripts import kill_campaign
+from scripts.bench import frame, language_model
 from scripts.bench.__main__ import commands
-from scripts.bench.frame import ratio_of
+from scripts.bench.frame import Bench, ratio_of
 from scripts.tests.conftest import Measured
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
@@ -51,6 +53,36 @@ def test_every_benchmark_has_a_help_text_without_a_gpu_and_optional_packages() -
 def test_every_benchmark_is_listed_with_a_whole_sentence(name: str, line: str) -> None:
     assert re.fullmatch(r"(Times|Measures|Writes|Compares) .*\.", line)
     assert len(line) <= 57
+
+
+def test_the_frame_of_a_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All parts by default; failures once, below the table; seconds are doubled until they suffice."""
+    bench = Bench(f"{frame.PROGRAM} made-up", parts="ab")
+    assert [bench.begin(words).parts for words in ([], ["b"])] == [["a", "b"], ["b"]]
+    frame.print_rows([{"case": "x", "failure": "FAILED here"}, {"case": "y", "failure": ["no", "text"]}], "t")
+    assert capsys.readouterr().out.splitlines()[-2:] == ["x, FAILED here", "y, ['no', 'text']"]
+    asked: list[float] = []
+
+    def alternate(calls: object, seconds: float, **_: object) -> dict[str, str] | None:
+        asked.append(seconds)
+        return {"0": "timed"} if len(asked) == 3 else None
+
+    monkeypatch.setattr(frame, "alternate", alternate)
+    assert frame.in_turns({"mine": list}, frame.CPU, seconds=3.0) == {"mine": "timed"}
+    assert asked == [3.0, 6.0, 12.0]
+
+
+def test_kills_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    kill = {"kind": "run", "victim": "rank", "moment": "save", "same": True, "ended": 2.0, "lines": 1}
+    of_launcher = {**kill, "victim": "launcher", "lines": 0, "ended": math.nan}
+    assert kill_campaign.show([of_launcher, kill])
+    assert "nothing was lost" in (told := capsys.readouterr().out)
+    assert "1 of 1" in told
+    assert "nan" not in told
+    for broken in ({"same": False}, {"ended": math.inf}, {"lines": 0}, {"lines": 2}):
+        assert not kill_campaign.show([of_launcher, {**kill, **broken}])
 
 
 def test_an_unknown_benchmark(bench: Call) -> None:

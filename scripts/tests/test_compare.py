@@ -105,13 +105,10 @@ def test_throughput_is_the_tokens_past_the_warm_up_over_the_time_between_their_l
     assert marks_of([], 0) == []
 
 
-def test_memory_is_read_from_the_kernels_account() -> None:
+def test_memory_is_read_from_the_kernels_account(tmp_path: Path) -> None:
     status = "Name:\tpython\nVmPeak:\t 9000 kB\nVmHWM:\t  3000 kB\nVmRSS:\t  2000 kB\nRssAnon:\t 1000 kB\n"
     assert resident_bytes(status) == (2_048_000, 3_072_000)
     assert resident_bytes("Name:\tkthreadd\n") == (0, 0)
-
-
-def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"]
     failed = run_alone(Trainee(words, {}, tmp_path))
     assert isinstance(failed, FailedError)
@@ -196,8 +193,6 @@ def test_ratios_are_to_the_fastest_peer_with_the_scatter_of_their_parts() -> Non
     set_ratios([ours, twice])  # no peer: to the fastest
     assert (ours.rival, ours.ratio.value) == ("twice", pytest.approx(0.5))
 
-
-def test_ratios_are_to_a_peer_of_the_same_precision() -> None:
     def row(name: str, speed: float, precision: str, *, peer: bool = True) -> Measured:
         return Measured(name, "1", precision, peer, Window(9, 1.0, speed))
 

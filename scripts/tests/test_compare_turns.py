@@ -18,6 +18,7 @@ from scripts.bench.compare.turns import (
     RunningClock,
     Trainee,
     continue_group,
+    run_alone,
     stop_group,
     take_turns,
     train_in_turns,
@@ -157,9 +158,6 @@ def test_turns_go_round_until_the_last_has_its_window_and_only_one_runs() -> Non
     assert all(isinstance(result, Finished) for result in results)
     windows = [result.window for result in results if isinstance(result, Finished)]
     assert [window.tokens_per_second for window in windows if window] == pytest.approx([1000.0, 200.0])
-
-
-def test_one_that_never_tells_anything_fails_at_the_limit_and_the_others_end() -> None:
     now, notes = Clock(), list[str]()
     mute, quick = Scripted("mute", now, notes, 1.0, 1e9), Scripted("quick", now, notes, 1000.0, 1.0)
     take_turns([mute, quick], seconds=10.0, turn=2.0, limit=30.0)
@@ -225,6 +223,24 @@ def test_one_that_fails_tells_why_and_the_others_go_on(tmp_path: Path) -> None:
     assert short.window is not None
     assert short.window.updates == 4
     assert all(is_dead(int((tmp_path / name).read_text())) for name in trainees)
+
+
+def test_a_trainee_by_itself(tmp_path: Path) -> None:
+    """It has no window of turns; its first failure counts; no memory is read while it stands."""
+    finished = run_alone(trainee(tmp_path, "whole", ends_at=6))
+    assert isinstance(finished, Finished)
+    assert (finished.marks, finished.window and finished.window.updates) == ((), 4)
+    late, stopped = trainee(tmp_path, "late", ends_at=1, status=3), trainee(tmp_path, "stopped")
+    late.start()
+    until(lambda: late.ended)
+    late.fail("took too long")
+    assert "took too long" in str(late.result())
+    stopped.start()
+    for change, paused in ((stopped.halt, True), (stopped.resume, False)):
+        change()
+        assert stopped._watch is not None
+        assert stopped._watch.paused is paused
+    stopped.close()
 
 
 def test_all_are_killed_if_anything_raises(tmp_path: Path) -> None:

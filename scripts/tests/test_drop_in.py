@@ -23,7 +23,7 @@ def test_all_ways_to_reset_compute_the_same() -> None:
     torch.testing.assert_close(made["none"], made["torch, none"])
 
 
-def test_the_table_of_resets(measured: Measured) -> None:
+def test_the_tables_of_resets_and_of_modules(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = "--batch 4 --steps 6 --hidden 8 --rate 0.2 --device cpu --precision ieee --turns 2"
     rows = measured("resets", *sizes.split())
     assert [row["way"] for row in rows] == [
@@ -31,9 +31,6 @@ def test_the_table_of_resets(measured: Measured) -> None:
     ]
     assert rows[0]["x resets"] == 1.0
     assert all(float(row["error"]) < 1e-6 for row in rows if "none" not in row["way"])
-
-
-def test_the_table_of_modules(monkeypatch: pytest.MonkeyPatch, measured: Measured) -> None:
     cases = (drop_in.Case("LSTM", 2, 4, 3, 2, True), drop_in.Case("GRU", 3, 4, 5, ragged=True))
     monkeypatch.setattr(drop_in, "CASES", cases)
     first, second = measured("drop-in", "--turns", "2")

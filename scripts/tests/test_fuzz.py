@@ -53,16 +53,13 @@ def test_hostile_inputs_are_taken_or_refused(fuzz: ModuleType, targets: dict[str
         assert fuzz.attempt(run, given) is None, given
 
 
-def test_what_is_no_error_of_ours_is_a_failure(fuzz: ModuleType) -> None:
+def test_what_is_no_error_of_ours_is_a_failure(fuzz: ModuleType, targets: dict[str, Any]) -> None:
     def fail(error: Exception) -> None:
         raise error
 
     assert fuzz.attempt(fail, InputError("a line")) is None
     assert fuzz.attempt(fail, KeyError("x")) == "KeyError: 'x'"
     assert "no line to print" in fuzz.attempt(fail, InputError(" "))
-
-
-def test_the_same_seed_gives_the_same_inputs(targets: dict[str, Any]) -> None:
     for name, (draws, _) in targets.items():
         one, other = (repr([draws(random.Random(3)) for _ in range(5)]) for _ in range(2))
         assert one == other, name

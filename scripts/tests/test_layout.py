@@ -43,7 +43,7 @@ def test_layouts() -> None:
     assert {row["layout"] for row in found if row["library"] == "econmt_ops.linear"} == set(layout.LAYOUTS)
 
 
-def test_the_layouts_of_a_product_are_the_same_product() -> None:
+def test_the_layouts_of_a_product_are_the_same_product(monkeypatch: pytest.MonkeyPatch) -> None:
     for functions in layout._groups(4, 6, 8, torch.float32, CPU):
         products = [function() for function in functions.values()]
         shapes = [product[0].shape if isinstance(product, tuple) else product.shape for product in products]  # type: ignore[attr-defined]
@@ -52,9 +52,6 @@ def test_the_layouts_of_a_product_are_the_same_product() -> None:
             turned = value if value.shape == values[0].shape else value.t()
             torch.testing.assert_close(turned, values[0])
         assert {tuple(sorted(shape)) for shape in shapes} == {tuple(sorted(shapes[0]))}
-
-
-def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_cuda(monkeypatch)
     calls: list[int] = []
     again = in_graph(lambda: calls.append(1), CPU, 7)

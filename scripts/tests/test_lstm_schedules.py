@@ -81,9 +81,6 @@ def test_some_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stage.name for stage in chosen] == ["four gates in one product", "torch.nn.LSTM"]
     with pytest.raises(InputError, match="--schedule 'five': in no name of eight products a cell; four"):
         lstm.chosen_stages(["five"], False)
-
-
-def test_peak_bytes() -> None:
     kept = torch.ones(1000)
 
     def work() -> torch.Tensor:

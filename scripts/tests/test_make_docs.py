@@ -12,7 +12,7 @@ import pytest
 
 from scripts.bench.docs_formats import anchor_of, messages, plain_markdown, plain_message, text_of_markdown
 from scripts.bench.make_docs import Commit, make, rows_of, source_of, why_not
-from scripts.bench.splits import shuffled
+from scripts.bench.splits import Splits, shuffled
 from tests.unit.cli.conftest import Call
 
 ENGLISH = """---
@@ -219,6 +219,17 @@ def test_held_out_files_are_the_same_in_all_languages(tmp_path: Path, help_pages
     assert lists[0][0] == f"<2de> {rows['test'][0][0]}"
     assert (lists[1][0], lists[2][0]) == (rows["test"][0][1], "en-de")
     assert [len(each) for each in lists] == [6 * 4] * 3
+
+
+def test_held_out_rows_are_evenly_from_a_document_and_words_are_counted_by_language(tmp_path: Path) -> None:
+    with Splits(tmp_path, ["en", "de"], 3, most=3) as splits:
+        for _ in range(4):
+            splits.add([(f"one two three {number}", f"eins {number}") for number in range(7)])
+    held_out = [
+        [int(line[-1]) for line in read(tmp_path, f"{name}.en")] for name in ("valid", "test", "train")
+    ]
+    assert held_out == [[0, 3, 6], [1, 4, 2], [5]]
+    assert splits.words == [4, 2]
 
 
 def test_a_perfect_translation_scores_100(tmp_path: Path, help_pages: list[str], bench: Call) -> None:

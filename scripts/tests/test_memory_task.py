@@ -30,9 +30,6 @@ def test_sequences_are_what_the_task_says() -> None:
         assert trial._labels.sum() == 4  # half of 8
         seen |= {tuple(trial._labels.tolist())}
     assert len(seen) > 10
-
-
-def test_one_sequence_alone_may_begin_with_either() -> None:
     trial = task.Trial(SMALL._replace(batch=1), CPU)
     seen = set()
     for _ in range(20):
@@ -109,9 +106,6 @@ def test_memory_that_does_not_suffice_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(task.Trial, "fill", fails)
     (row,) = task.rows([SMALL], CPU, say, limit=1.0, updates=1)
     assert row["failure"] == "memory"
-
-
-def test_lengths() -> None:
     assert task.lengths_of("1024") == [1024]
     assert task.lengths_of("8,5") == [8, 5]
     for wrong in ("", "0", "a", "1,", "-3"):

@@ -51,28 +51,26 @@ def test_econmt_s_checkpoints_are_the_last_before_each_mark(tmp_path: Path) -> N
     ]
     assert [(each.seconds, each.bleu) for each in curve] == [(31.0, 10.5), (60.0, 20.5), (90.0, 30.5)]
     assert "training.max_seconds=570" in econmt.command(tmp_path, [], [540.0])
-
-
-def test_a_transformer_s_checkpoints_are_those_of_its_log(tmp_path: Path) -> None:
     log = ["mark 60: 60.06 s, update 3923, 4000 bytes allocated, 748,593 target tokens/s, BLEU 42.76"]
     base = quality.PROGRAMS["transformer-base"]()
     assert base.curve(log, tmp_path) == [Checkpoint(60.0, 60.06, 3923, 4000, 748_593.0)]
     assert base.command(tmp_path, [], [60.0, 540.0])[-5:] == ["--size", "base", "--marks", "60.0", "540.0"]
 
 
-def test_scores_are_of_what_was_translated(tmp_path: Path) -> None:
+def test_scores_are_of_what_was_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hypotheses.test").write_text("the law of the land\n")
     found = quality.scores(tmp_path / "hypotheses.test", ["the law of the land"])
     assert found == {"bleu": 100.0, "chrf": 100.0}
     assert quality.scores(tmp_path / "hypotheses.00001", [""]) == {}
-
-
-def test_the_table_has_a_column_for_each_mark(tmp_path: Path) -> None:
     row = quality.rows_of(ROWS[0])
     assert list(row.values())[1:] == ["19.5", "3.1", "30.1", 50.1, 40_123, 55.0, "3,000", "2,000", "12"]
     assert list(row)[2:4] == ["BLEU at 1 min", "BLEU at 8.5 min"]
     quality.draw(ROWS, tmp_path / "plot.svg")
     assert "<svg" in (tmp_path / "plot.svg").read_text()[:500]
+    drawn: list[Any] = []
+    monkeypatch.setattr(quality, "draw_lines", lambda lines, *_, **__: drawn.append(lines))
+    quality.draw(ROWS[1:], tmp_path / "plot.svg")
+    assert drawn == [{"two": {0.5: 20.0, 55 / 60: 35.5}}], "over minutes"
 
 
 def test_what_was_measured_is_kept(bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +78,8 @@ def test_what_was_measured_is_kept(bench: Call, tmp_path: Path, monkeypatch: pyt
     output.write_text(json.dumps({"transformer": ROWS[0]}))
 
     def measure(program: quality.Recurrent, *_: Any) -> dict[str, Any]:
-        assert program.name == "econmt"
+        if program.name != "econmt":
+            raise quality.FailedError("no memory")
         return ROWS[1]
 
     monkeypatch.setattr(quality, "measure", measure)
@@ -88,6 +87,7 @@ def test_what_was_measured_is_kept(bench: Call, tmp_path: Path, monkeypatch: pyt
     kept = signal.getsignal(signal.SIGTERM)
     try:
         ended = bench("compare.quality", *words, "--only", "econmt", "transformer")
+        assert bench("compare.quality", *words, "--only", "transformer-base", "econmt").code == 1
     finally:
         signal.signal(signal.SIGTERM, kept)
     assert ended.code == 0

@@ -9,20 +9,14 @@ from scripts.bench import recurrent
 from scripts.tests.conftest import Measured
 
 
-def test_shapes_of_deepbench() -> None:
+def test_shapes_of_deepbench_and_rows(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [case.kind for case in recurrent.SETS["deepbench"]]
     assert (kinds.count("LSTM"), kinds.count("GRU")) == (22, 19)
     assert len(set(recurrent.SETS["deepbench"])) == 41
-
-
-def test_blocks_of_heads() -> None:
     side = recurrent.Side(torch.nn, recurrent.Case("LSTM", 6, 2, 3, 2), "tf32", torch.device("cpu"))
     blocks = side.module.weight_hh_l0.view(4, 2, 3, 2, 3)
     assert not blocks[:, 0, :, 1].any()
     assert blocks[:, 1, :, 1].all()
-
-
-def test_rows(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = (recurrent.Case("GRU", 4, 3, 5), recurrent.Case("LSTM", 6, 2, 4, 3, 2))
     monkeypatch.setitem(recurrent.SETS, "layers", cases)
     monkeypatch.setattr(recurrent, "CHECKED", 3)

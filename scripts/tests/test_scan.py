@@ -67,8 +67,5 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["milliseconds"] == 1000 * seconds
         assert row["share of a copy"] == 1 / seconds
         assert row["GB/s"] == pytest.approx(float(row["bytes"]) / seconds / 1e9)
-
-
-def test_a_copy_moves_the_bytes() -> None:
     copied = scan.copy_of(3, SHAPE, torch.bfloat16, CPU)()
     assert 2 * copied.nbytes == 3 * SHAPE.values * 2

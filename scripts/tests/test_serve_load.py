@@ -20,34 +20,10 @@ def test_nothing_is_lost_or_mixed_up(folder: Path, tmp_path: Path) -> None:
     text.write_text(
         "".join(f"{' '.join(line)}\n" for line in ("abc", "hg", "d", "abcdefgh", "ee", "fab", "cab"))
     )
+    command = (sys.executable, "-m", "scripts.bench", "serve-load", "-m", folder, "--text", text)
+    load = ("--seconds", "2", "--clients", "12", "--rate", "10", "--json", figures)
     done = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "scripts.bench",
-                "serve-load",
-                "-m",
-                folder,
-                "--text",
-                text,
-                "--seconds",
-                "2",
-            ),
-            *(
-                "--clients",
-                "12",
-                "--rate",
-                "10",
-                "--json",
-                figures,
-                "--",
-                "--precision",
-                "float32",
-                "--threads",
-                "1",
-            ),
-        ],
+        [*command, *load, "--", "--precision", "float32", "--threads", "1"],
         env=econmt_environment(),
         cwd=ROOT,
         capture_output=True,

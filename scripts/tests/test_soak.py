@@ -23,6 +23,8 @@ def curve(*minutes: float) -> list[Sample]:
 
 def test_the_first_minutes_and_one_that_is_cut_short_do_not_count() -> None:
     assert soak.growth(curve(10.0, 100.0, 200.0, 202.0, 200.0)) == pytest.approx(0.01)
+    with pytest.raises(ValueError, match="soak for longer"):
+        soak.growth(curve(1.0, 1.0, 1.0))
 
 
 def test_what_grows_by_more_than_five_percent_is_not_flat() -> None:
@@ -32,11 +34,6 @@ def test_what_grows_by_more_than_five_percent_is_not_flat() -> None:
     flat, line = soak.verdict("training", curve(0.0, 0.0, 200.0, 205.0, 211.0))
     assert not flat
     assert "GROWS" in line
-
-
-def test_too_short_a_soak_says_so() -> None:
-    with pytest.raises(ValueError, match="soak for longer"):
-        soak.growth(curve(1.0, 1.0, 1.0))
 
 
 @pytest.mark.thorough
@@ -69,8 +66,11 @@ def test_a_command_that_ends_early_is_told(tmp_path: Path, capsys: pytest.Captur
 
 def test_curves_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, picture = tmp_path / "growing.csv", tmp_path / "soak.png"
-    rows = [f"{sample.seconds},{sample.resident}" for sample in curve(1.0, 1.0, 1.0, 2.0)]
-    path.write_text("\n".join(["seconds,resident_bytes", *rows]) + "\n")
-    assert soak.main(["draw", str(path), "--picture", str(picture)]) == 1
+    for name, last in (("flat", 1.0), ("growing", 2.0)):
+        rows = [f"{sample.seconds},{sample.resident}" for sample in curve(1.0, 1.0, 1.0, last)]
+        path.with_stem(name).write_text("\n".join(["seconds,resident_bytes", *rows]) + "\n")
+    files = [str(path.with_stem("flat")), str(path)]
+    assert soak.main(["draw", *files, "--picture", str(picture)]) == 1
+    assert soak.main(["draw", files[0], "--picture", str(picture)]) == 0
     assert picture.stat().st_size > 1000
     assert "growing: GROWS" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from econmt.errors import InputError
-from scripts.bench import tables
+from scripts.bench import table_rows, tables
 from scripts.bench.tables import TABLES, DocumentTable
 from tests.conftest import ROOT
 
@@ -59,6 +59,7 @@ def test_every_table_of_a_page_is_known_and_stands_where_it_belongs() -> None:
         (["| x | 1,000 |"], 0.0, True),
         (["| x | 1,001 |"], 0.0, False),
         (["| x | 1,001 |"], 0.01, True),
+        (["| x | 1,010 |"], 0.00995, True),  # of the larger
         (["| x | 1,020 |"], 0.01, False),
         (["| y | 1,000 |"], 0.01, False),
         (["| x | 1,000 |", "| x | 1,000 |"], 0.01, False),
@@ -73,6 +74,7 @@ def test_differences_beyond_the_tolerance_are_listed(after: list[str], tolerance
 
 
 def test_markdown_has_a_rule_below_the_headings_and_empty_cells() -> None:
+    assert [table_rows._less(before, 100) for before in (999, 1000)] == ["9.99x", "10.0x"]
     assert tables.markdown([("a", "b", "c"), ("", "", "3")]) == [
         "| a | b | c |",
         "|---|---|---|",
@@ -96,16 +98,19 @@ def test_a_table_that_differs_is_written_into_its_page_if_wanted(
     assert tables.compare("sizes", None, tmp_path, write=True) == changes
     assert page.read_text(encoding="utf-8") == PAGE.replace("20", "30")
     assert tables.compare("sizes", None, tmp_path) == []
-
-
-def test_a_page_without_the_marks_of_a_table_is_refused() -> None:
     with pytest.raises(InputError, match="no page has <!-- table other -->"):
         tables.region(PAGE, "other")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "state"),
-    [(["sizes"], 0, "as in the page"), (["ranks"], 1, "differs"), (["missing"], 2, "no table missing")],
+    [
+        (["sizes"], 0, "as in the page"),
+        (["ranks", "sizes"], 1, "differs"),
+        (["ranks", "--write"], 0, "written"),
+        (["missing"], 2, "no table missing"),
+        ([], 1, "fit: docs"),
+    ],
 )
 def test_the_exit_code_tells_whether_a_table_differs(
     words: list[str],
@@ -114,10 +119,12 @@ def test_the_exit_code_tells_whether_a_table_differs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(TABLES, "ranks", TABLES["ranks"]._replace(rows=lambda: [("other",)]))
+    monkeypatch.setattr(tables, "compare", lambda name, *_, **__: ["+other"] if name == "ranks" else [])
     try:
         result = tables.main(words)
     except SystemExit as end:
         result = end.code
     assert result == code
-    assert state in "".join(capsys.readouterr())
+    told = "".join(capsys.readouterr())
+    assert state in told
+    assert "filters: " not in told, "which needs a text"

@@ -48,9 +48,6 @@ def test_scores_depend_on_neither_later_words_nor_padding(model: Transformer) ->
     other = SOURCE.clone()
     other[0, 0] = 12
     assert not torch.allclose(scores(model, other, TARGET)[0], found[0])
-
-
-def test_rows_of_padding_alone_change_nothing(model: Transformer) -> None:
     wanted = torch.tensor([[9, 10, 3], [11, 3, PAD]])
     loss = model.losses(model(SOURCE, TARGET), wanted, 0.1, "mean")
     rows = [torch.cat((ids, torch.full_like(ids[:1], PAD))) for ids in (SOURCE, TARGET, wanted)]
@@ -70,7 +67,7 @@ def score(model: Transformer, source: torch.Tensor, words: list[int]) -> float:
     return logs[torch.arange(len(wanted)), wanted].mean().item()
 
 
-def test_greedy_search_takes_the_best_word_at_each_step(model: Transformer) -> None:
+def test_searches_find_the_best_words(model: Transformer) -> None:
     with torch.no_grad():
         model.bias[EOS] = 1.0
     for row, found in enumerate(search(model, SOURCE, 1)):
@@ -82,9 +79,6 @@ def test_greedy_search_takes_the_best_word_at_each_step(model: Transformer) -> N
                 break
             words.append(int(best.argmax()))
         assert found == words[1:]
-
-
-def test_a_wide_beam_finds_the_best_translation_of_two_words(model: Transformer) -> None:
     with torch.no_grad():
         model.bias[EOS] = 4.0  # short translations
     candidates = [

@@ -78,6 +78,18 @@ def test_equals_one_call(
     assert_close(*gradients, 1e-12)
 
 
+def test_a_chunk_that_the_loss_does_not_need_adds_nothing(device: str) -> None:
+    alone, own = leaves(device, 3), leaves(device, 3)
+    found = []
+    for each, count in ((alone, 1), (own, 2)):
+        layer, state = ChunkedLSTM(weights_of(each)), (each["h"], each["c"])
+        (outputs, _), *_ = [layer(each["inputs"], state) for _ in range(count)]
+        outputs.sum().backward()
+        layer.backward()
+        found.append([leaf.grad for leaf in each.values()])
+    assert_close(*found, 0.0)
+
+
 @FULL
 def test_the_gradient_of_the_gates_is_that_of_the_definition(full: bool, device: str) -> None:
     """`test_equals_one_call` shows that the weights' gradients follow from it."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from econmt_ops import attentional_lstm, dropout_mask
-from econmt_ops.products.dropout import RowsSeed, apply_dropout, derive_seed, dropout, keep_mask
+from econmt_ops.products.dropout import RowsSeed, SeedCounter, apply_dropout, derive_seed, dropout, keep_mask
 from econmt_ops.products.reversal import reverse_rows
 from econmt_ops.products.stack import StackOptions, run_stack
 from tests.ops.cases import CASES, Sizes
@@ -25,9 +25,6 @@ def test_same_seed_gives_the_same_mask_in_every_type(device: str) -> None:
     assert mask.equal(dropout_mask((7, 9), 0.5, 3, place, torch.float32))
     assert mask.equal(dropout_mask((7, 9), 0.5, 3, place, torch.bfloat16).float())
     assert not mask.equal(dropout_mask((7, 9), 0.5, 4, place, torch.float32))
-
-
-def test_leaves_the_global_generator_alone(device: str) -> None:
     torch.manual_seed(1)
     expected = torch.rand(3, device=device)
     torch.manual_seed(1)
@@ -50,6 +47,17 @@ def test_derived_seeds_differ() -> None:
     seeds = {derive_seed(seed, index) for seed in range(-50, 50) for index in range(20)}
     assert len(seeds) == 2000
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_step_has_as_many_seeds_as_it_draws() -> None:
+    counter = SeedCounter(1, torch.device("cpu"), draws=2)
+    found = set()
+    for _ in range(3):
+        found |= {int(counter.draw()) for _ in range(2)}
+        with pytest.raises(ValueError, match="a step draws more than 2 seeds; raise draws"):
+            counter.draw()
+        counter.advance()
+    assert len(found) == 6
 
 
 def test_is_registered_with_torch(device: str) -> None:

@@ -116,11 +116,21 @@ def test_linear_cross_entropy(bias: bool, reduction: str, device: str) -> None:
         module(hidden, targets.t())
 
 
-def test_linear_cross_entropy_starts_as_torchs_linear_does() -> None:
-    weight = LinearCrossEntropy(100, 50).weight.detach()
-    bound = 1 / math.sqrt(100)
-    assert float(weight.abs().max()) <= bound
-    assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+def test_parameters_start_as_those_of_torch_do() -> None:
+    """Uniform below the root of what is summed: hidden units of a cell, features of a layer's input or of a score."""
+    assert all(
+        each.is_meta
+        for kind in CellLayers.__subclasses__()
+        for each in kind(3, 4, device="meta").parameters()
+    )
+    cells = [kind(30, 400, dtype=torch.float64) for kind in CellLayers.__subclasses__()]
+    drawn = [each for cell in cells for name, each in cell.named_parameters() if "gain" not in name]
+    assert {each.dtype for each in drawn} == {torch.float64}
+    drawn += [AdditiveAttention(3, 4, 400).score, AttentionalLSTM(3, 4, 5, 400).score]
+    assert LinearCrossEntropy(4, 5, dtype=torch.float64, device="meta").weight.dtype == torch.float64
+    for weight in [*drawn, LinearCrossEntropy(400, 50).weight]:
+        assert weight.abs().max() <= 1 / 20
+        assert float(weight.detach().std()) == pytest.approx(1 / 20 / math.sqrt(3), rel=0.15)
 
 
 def test_modules_are_half_precision_when_cast(device: str) -> None:

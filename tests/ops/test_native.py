@@ -589,16 +589,13 @@ def test_defaults_of_the_process_do_not_matter(default: torch.dtype, monkeypatch
         assert left.equal(right)
 
 
-def test_serves_only_what_the_kernels_can_do() -> None:
+def test_serves_only_what_the_kernels_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
         assert native.serves(torch.empty(1, dtype=dtype)) == (dtype in ROUNDING)
     assert not native.serves(torch.empty(1, device="meta"))
     like = torch.empty(1)
     with TorchDispatchMode():
         assert not native.serves(like)
-
-
-def test_a_library_of_another_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     load: Callable[[], object] = native._library.__wrapped__
     assert load() is not None
     monkeypatch.setattr(loading, "_VERSION", loading._VERSION + 1)
@@ -623,13 +620,23 @@ def test_a_library_with_other_structures_is_not_called(
         loading.Library(PATH)
 
 
-def test_a_library_without_a_structure_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_library_or_lacks_a_structure_is_not_called(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     found = loading.structures()
     for name in found:
         more = {**found, f"{name}_twice": found[name]}
         monkeypatch.setattr(loading, "structures", lambda more=more: more)
         with pytest.raises(ImportError, match="was built from sources of another version"):
             loading.Library(PATH)
+    load: Callable[[], object] = native._library.__wrapped__
+    name = PATH.name
+    monkeypatch.setattr(native, "_PATH", None)
+    assert load() is None
+    monkeypatch.setattr(native, "_PATH", tmp_path / name)
+    (tmp_path / name).write_text("no library")
+    with pytest.warns(RuntimeWarning, match="reinstall econmt"):
+        assert load() is None
 
 
 def test_a_structure_says_what_a_kernel_may_be_given() -> None:
@@ -643,17 +650,6 @@ def test_a_structure_says_what_a_kernel_may_be_given() -> None:
     for tensor in (columns, torch.ones(3, 4, dtype=torch.float64)):
         with pytest.raises(AssertionError):
             fields["h"].in_layout(tensor)
-
-
-def test_what_is_no_library_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load: Callable[[], object] = native._library.__wrapped__
-    name = PATH.name
-    monkeypatch.setattr(native, "_PATH", None)
-    assert load() is None
-    monkeypatch.setattr(native, "_PATH", tmp_path / name)
-    (tmp_path / name).write_text("no library")
-    with pytest.warns(RuntimeWarning, match="reinstall econmt"):
-        assert load() is None
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:

@@ -83,8 +83,11 @@ def test_results_are_those_of_the_step_after_it(
             assert value.equal(optimizers[1].state[other][quantity])
 
 
-def test_a_gradient_is_freed_before_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_in_backward, "GROUP_BYTES", 1)
+@pytest.mark.parametrize(("together", "expected"), [(1, [1, 1, 1, 1]), (2 * 64 * 64 * 4, [1, 2, 1, 2])])
+def test_gradients_are_freed_as_soon_as_they_are_large_enough_together(
+    monkeypatch: pytest.MonkeyPatch, together: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr(optimizer_in_backward, "GROUP_BYTES", together)
     layers = [nn.Linear(64, 64, bias=False) for _ in range(4)]
     weights = [layer.weight for layer in layers]
     optimizer = FusedOptimizer(weights, name="sgd", learning_rate=0.1)
@@ -96,7 +99,7 @@ def test_a_gradient_is_freed_before_the_next_one_is_made(monkeypatch: pytest.Mon
     with updates.running():
         hidden.sum().backward()
     updates.finish()
-    assert alive == [1, 1, 1, 1]
+    assert alive == expected
 
 
 def ones() -> tuple[nn.Parameter, BackwardUpdates]:

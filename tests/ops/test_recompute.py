@@ -137,17 +137,14 @@ def test_stash_is_what_the_levels_say() -> None:
     assert reference > 4 * sizes["attention"]
 
 
-def test_lstm_stash_is_its_outputs() -> None:
+def test_lstm_stash_is_its_outputs_and_no_mask() -> None:
     batch, steps, size = 4, 6, 8
     given = Sizes(batch, steps, I=6, H=size, L=3)
     arguments = CASES["lstm"].tensors(Make("cpu", torch.float32), given)
     own = [leaf.requires_grad_() for leaf in tree_leaves(arguments)]
     kept = stashed_bytes(lambda: econmt_ops.lstm(**arguments, implementation="recompute"), own)
     assert kept == 3 * (steps + 1) * batch * size * 4
-
-
-def test_dropout_keeps_no_mask() -> None:
-    """What it makes is compared in test_definitions.py."""
+    # What it makes is compared in test_definitions.py.
     values = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
     for variational in (False, True):
         kept = stashed_bytes(lambda variational=variational: dropout(values, 0.4, 11, variational), [values])

@@ -333,7 +333,12 @@ def test_dropout_only_while_training_and_by_seed(kind: Any, bidirectional: bool,
 @each_module
 def test_the_sizes_are_shown(kind: Any) -> None:
     module = kind(3, 4, bidirectional=True)
+    for each in (module, econmt_ops.LSTM(3, 4, bidirectional=True, batch_first=True)):
+        assert each(torch.zeros(0, 5, 3))[0].shape == (0, 5, 8), "as of torch"
     assert repr(module) == f"{kind.__name__}(3, 4, num_layers=1, bidirectional=True)"
+    more = "num_layers=2, residual=True, variational=True"
+    for each in (kind, econmt_ops.LSTM, econmt_ops.GRU):
+        assert repr(each(3, 4, 2, residual=True, variational=True)) == f"{each.__name__}(3, 4, {more})"
 
 
 @each_module

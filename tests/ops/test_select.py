@@ -83,7 +83,7 @@ def resolved(
 VARIABLE = (torch.ones(1, requires_grad=True),)
 
 
-def test_by_name() -> None:
+def test_by_name_and_what_the_machine_cannot_run() -> None:
     available = made(triton=LOOPS)
     assert resolved("triton", available) == "triton"
     assert resolved("triton", available, stash="cells") == "triton/cells"
@@ -94,9 +94,6 @@ def test_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             resolved(name, available, stash=stash)
-
-
-def test_what_the_machine_cannot_run() -> None:
     available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: bool(MODE.device)))
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"
@@ -142,9 +139,6 @@ def test_kernels_go_before_all_others_on_their_devices() -> None:
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
     assert resolved("auto", half) == "reference"
-
-
-def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
     available = made(recompute=LOOPS)
     with rules_only("cuda"):
         assert resolved("auto", available, VARIABLE) == "reference"
@@ -223,9 +217,6 @@ def test_limits_are_those_of_the_gpu(play_gpu: PlayGPU) -> None:
     assert limits_of(CUDA) == (40, 101_376, (8, 6), 12 << 30)
     assert not is_hopper(CUDA)
     assert limits_of(CPU) == H200
-
-
-def test_a_simulated_gpu_has_no_more_than_the_real_one() -> None:
     with simulated_gpu(capability=(7, 5), multiprocessors=24, memory=1 << 40):
         assert limits_of(CPU) == (24, 65_536, (7, 5), H200.memory)
         with simulated_gpu(multiprocessors=40):

@@ -265,5 +265,9 @@ def test_a_signal_at_the_end_of_a_search_is_heard_after_it(number: signal.Signal
             signal.raise_signal(number)
             assert not heard
         assert heard == [number]
+        signal.signal(number, signal.SIG_IGN)
+        with _signals_wait():
+            signal.raise_signal(number)
+            assert signal.getsignal(number) == signal.SIG_IGN
     finally:
         signal.signal(number, before)

@@ -150,6 +150,13 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         assert type(steps_for(torch.empty(0), "compiled")) is CSteps
     finally:
         compiled.is_available.cache_clear()
+    monkeypatch.setenv("CXX", "one of the user's")
+    monkeypatch.setattr(shutil, "which", lambda name: name == "one of the user's")
+    assert compiled.has_compiler()
+    for limit, expected in ((1, 64), (1000, 1000)):
+        with torch._dynamo.config.patch(recompile_limit=limit):
+            compiled.allow_variants()
+            assert torch._dynamo.config.recompile_limit == expected
 
 
 def test_the_choice_of_a_backend() -> None:

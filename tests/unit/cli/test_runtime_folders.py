@@ -26,6 +26,7 @@ from econmt.errors import InputError
 from econmt.export.runtime import _signed, export_runtime
 from econmt_ops.backends.c import platforms
 from econmt_runtime import RuntimeInputError, library, lines
+from econmt_runtime.files import read_file
 from econmt_runtime.text import RuntimeWords
 from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
@@ -234,8 +235,10 @@ def test_broken_files_are_refused_in_a_line(made: Path, file: str, fault: str) -
     damage(path, fault)
     if fault == "pipe" or file == "model.json" or (fault == "absent" and file.endswith(".py")):
         assert str(path) in refusal(run(made))
+    opened = len([*Path("/dev/fd").iterdir()])
     with pytest.raises(RuntimeInputError, match=f"^{re.escape(str(path))}: "):
         econmt_runtime.load(made)
+    assert len([*Path("/dev/fd").iterdir()]) == opened
 
 
 def test_files_have_bounded_sizes(whole: Path, tmp_path: Path) -> None:
@@ -297,6 +300,12 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, made: Path) ->
         ({"files": {"/etc/passwd": "0"}}, "files: '/etc/passwd' is not the name"),
         ({"vocabulary_files": ["no.txt"]}, "vocabulary_files: 'no.txt' is not listed in files"),
         ({"vocabulary_files": []}, "vocabulary_files: not a list of 1 to 64 values"),
+        ({"vocabulary_files": ["x"] * 65}, "vocabulary_files: not a list of 1 to 64 values"),
+        ({"vocabulary_files": ["vocab.source.txt"] * 3}, "vocabulary_files: more than two"),
+        (
+            {"encoder": {"cell": "gru", "directions": [1, 3], "residual": True}},
+            "encoder.directions[1]: not a whole number from 1 to 2",
+        ),
         ({"max_length": "60"}, "max_length: not a whole number from 1 to 10000"),
         ({"decoding": {"beam_size": 65}}, "decoding.beam_size: not a whole number from 1 to 64"),
         (
@@ -326,6 +335,10 @@ def test_any_python_finds_the_library_of_a_folder(whole: Path) -> None:
     # The name without the version of this Python: the library has no part of it.
     (path,) = (whole / "econmt_runtime").glob("_kernels*")
     assert path.name == f"_kernels.{library._HERE}.so" == f"_kernels.{platforms.HERE}.so"
+    size = path.stat().st_size
+    assert len(read_file(path, size)) == size
+    with pytest.raises(RuntimeInputError, match=f"{size:,} bytes, more than the limit of {size - 1:,};"):
+        read_file(path, size - 1)
 
 
 @pytest.mark.parametrize("package", ["numpy", "sentencepiece"])

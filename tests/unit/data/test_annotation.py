@@ -43,6 +43,12 @@ def test_a_term_is_replaced_by_its_translation_between_tags() -> None:
         (SENTENCE, [], SENTENCE),
     ):
         assert annotate(sentence, terms).text == annotated
+    terms = GlossaryTerms(Glossary({"dog": "Hund", "hot dog": "heiße Wurst"}))
+    draw = random.Random(1)
+    assert [each.target for each in terms.of("a dog", "der Hund", draw)] == ["Hund"]
+    assert terms.of("a dog", "die Hunde", draw) == []
+    assert terms.of("a hot dog", "heiße rote Wurst", draw) == []
+    assert [each.target for each in terms.of("a hot dog", "die heiße Wurst!", draw)] == ["heiße Wurst"]
 
 
 def test_each_character_of_an_annotated_sentence_stands_for_some_of_the_sentence() -> None:
@@ -56,15 +62,6 @@ def test_each_character_of_an_annotated_sentence_stands_for_some_of_the_sentence
         assert inside.endswith("</term>")
         covered = {place for origin in annotation.origins[start:end] for place in range(*origin)}
         assert covered == set(range(term.start, term.end))
-
-
-def test_terms_of_a_glossary_need_their_translation_in_the_target() -> None:
-    terms = GlossaryTerms(Glossary({"dog": "Hund", "hot dog": "heiße Wurst"}))
-    draw = random.Random(1)
-    assert [each.target for each in terms.of("a dog", "der Hund", draw)] == ["Hund"]
-    assert terms.of("a dog", "die Hunde", draw) == []
-    assert terms.of("a hot dog", "heiße rote Wurst", draw) == []
-    assert [each.target for each in terms.of("a hot dog", "die heiße Wurst!", draw)] == ["heiße Wurst"]
 
 
 def dictionary_pairs(count: int) -> list[tuple[str, str]]:
@@ -117,17 +114,14 @@ def test_a_term_goes_on_with_words_only(side: int) -> None:
     assert sizes == {1: 229, 2: 33, 3: 2}
 
 
-def test_a_term_has_three_words_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_term_has_three_words_at_most_aligned_one_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("econmt.data.text.annotation._LONGER", 1.0)
     pairs = dictionary_pairs(120)
     terms = AlignedTerms(lambda: iter(pairs))
     found = [each for pair in pairs for each in terms.of(*pair, random.Random(1))]
     sizes = Counter(len(each.target.split()) for each in found)
     assert (max(sizes), sizes[3]) == (3, 65)
-
-
-def test_only_words_aligned_one_to_one_are_terms() -> None:
-    """Either of two likely translations is aligned; where both or two sources are there, none is."""
+    # Either of two likely translations is aligned; where both or two sources are there, none is.
     pairs = [("bank", "Ufer")] * 5 + [("bank", "Bank")] * 6
     terms = AlignedTerms(lambda: iter(pairs))
     for target in ("Ufer", "Bank"):
@@ -300,9 +294,6 @@ def test_aligned_words_differ_in_case_only_by_the_rules_of_their_languages() -> 
         for languages in (("tr", "en"), ("en", "tr"))
     ]
     assert [[each.target for each in terms] for terms in drawn] == [["light"], []]
-
-
-def test_noise_writes_the_capitals_of_the_languages() -> None:
     draw = np.random.Generator(np.random.PCG64(1))
     assert changed_text(UPPER, "iki ışık", "big city", draw, ("tr", "en")) == ("İKİ IŞIK", "BIG CITY")
     assert changed_text(TITLE, "big inn", "iki ışık", draw, ("en", "az")) == ("Big Inn", "İki Işık")

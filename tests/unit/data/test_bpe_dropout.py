@@ -52,11 +52,6 @@ def test_without_skips_it_is_sentencepiece(vocabulary: SentencePieceVocabulary) 
     for word in [*WORDS, *made_up]:
         ids = tuple(vocabulary.encode(word))
         assert sampler.cut(ids, ()).ids == ids, word
-
-
-def test_the_starting_cut_does_not_matter_and_all_merges_skipped_leave_letters(
-    vocabulary: SentencePieceVocabulary,
-) -> None:
     sampler = BpeSampler(vocabulary, 0.1)
     whole = tuple(vocabulary.encode("slowest"))
     letters = tuple(vocabulary.processor.PieceToId(letter) for letter in "\u2581slowest")

@@ -156,9 +156,6 @@ def test_grid_shapes_are_those_that_hold_a_pair() -> None:
     counts = np.zeros((8, 6), dtype=np.int64)
     counts[1, 5] = counts[7, 1] = counts[4, 4] = counts[3, 2] = 1
     assert grid_shapes(counts, 4).tolist() == [[4, 4], [8, 4], [4, 8]]
-
-
-def test_each_length_goes_to_the_cheapest_shape_that_holds_it() -> None:
     shapes = np.array([[4, 2], [2, 4], [5, 5]])
     found = choose((7, 6), shapes, PairFlops(1, 2, 0))
     assert [found[each] for each in ((2, 2), (2, 3), (3, 3), (6, 1))] == [0, 1, 2, -1]
@@ -215,9 +212,6 @@ def test_work_of_pairs() -> None:
     found = PairFlops(2, 3, 5).of(np.array([[1], [4]]), np.array([1, 10]))
     assert found.tolist() == [[10, 82], [31, 238]]
     assert found.dtype == np.int64
-
-
-def test_scaled_numbers_have_the_same_ratios() -> None:
     work = PairFlops(7_864_320, 200_250_624, 2048)
     small = work.scaled()
     assert sum(small) < 1 << 21

@@ -130,7 +130,7 @@ class TestTatoeba:
         file.parent.mkdir(parents=True)
         rows = [f"Sentence {i // 2}.\tSatz {i}.\tCC-BY 2.0 #{i}" for i in range(4000)]
         rows += [f"Another way to say {i}.\tSatz {i}.\tCC-BY" for i in range(0, 4000, 2)]
-        rows += ["Sentence 0.\tSatz 0.\tagain", "\tleer\t", "alone"]
+        rows += ["Sentence 7.\tSatz 14.\tagain", "\tleer\t", "alone"]
         with zipfile.ZipFile(file, "w") as opened:
             opened.writestr("_about.txt", "licence")
             opened.writestr("deu.txt", "\n".join(rows) + "\n")
@@ -146,6 +146,7 @@ class TestTatoeba:
         """Nothing that is held out is trained on, and every translation of a sentence is kept."""
         splits = self.splits()
         assert 5800 < sum(map(len, splits.values())) < 6000
+        assert all(len({*pairs}) == len(pairs) for pairs in splits.values()), "none comes again"
         assert 30 <= len(splits["valid"]) <= 100
         assert 30 <= len(splits["test"]) <= 100
         for share, name in ((0, "valid"), (1, "test")):
@@ -199,21 +200,15 @@ def test_words_of_a_number_are_what_the_library_says_written_apart() -> None:
         assert german(number) == words
 
 
-def test_splits_have_their_sizes_and_share_no_number() -> None:
+def test_splits_have_their_sizes_share_no_number_and_are_always_the_same() -> None:
     splits = {split: numbers(split) for split in SPLIT_SIZES}
     assert {split: len(found) for split, found in splits.items()} == SPLIT_SIZES
     assert len(set().union(*splits.values())) == sum(SPLIT_SIZES.values())
-
-
-def test_always_the_same() -> None:
     text = "\n".join(f"{source}\t{target}" for source, target in generate("test"))
     assert (
         hashlib.sha256(text.encode()).hexdigest()
         == "f21d3d449fdc92b6f1c7b28f0b8ffbbda20944eb65a201bd471582b3baefcdb6"
     )
-
-
-def test_all_magnitudes_occur() -> None:
     digits = Counter(len(str(number)) for number in numbers("train"))
     assert set(digits) == set(range(1, 10))
     assert min(digits[length] for length in range(4, 10)) > 1000
@@ -266,9 +261,6 @@ def test_prefixes_with_a_dot_and_absolute_ones(tmp_path: Path) -> None:
         source, target = put(tmp_path / f"{name}.en", b"x\n"), put(tmp_path / f"{name}.de", b"y\n")
         for prefix, folders in ((name, [tmp_path]), (str(tmp_path / name), [])):
             assert find_corpus(prefix, "en", "de", folders, progress=False) == Corpus(source, target)
-
-
-def test_not_found_names_every_place(tmp_path: Path) -> None:
     put(tmp_path / "a" / "set" / "train.en", b"x\n")
     with pytest.raises(InputError) as caught:
         find_corpus("set/train", "en", "de", [tmp_path / "a", tmp_path / "b"], progress=False)
@@ -285,9 +277,6 @@ def test_the_catalog_has_no_such_split_or_is_not_asked_without_leave(tmp_path: P
         find_corpus("multi30k/dev", "en", "de", [], progress=False)
     with pytest.raises(InputError, match="not found"):
         find_corpus("number-words/valid", "en", "de", [tmp_path], progress=False, fetch=False)
-
-
-def test_one_file(tmp_path: Path) -> None:
     file = put(tmp_path / "lm" / "train.txt.gz", b"x\n")
     assert find_text("lm/train.txt", [tmp_path], progress=False) == file
     with pytest.raises(InputError, match=r"lm/valid\.txt\(\.gz\)"):
@@ -323,14 +312,11 @@ def test_bad_content(tmp_path: Path) -> None:
             list(read_lines(put(tmp_path / "t.txt", content)))
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
+def test_missing_files_and_corrupt_ones(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.txt: no such file"):
         list(read_lines(tmp_path / "t.txt"))
     with pytest.raises(InputError, match="is a folder"):
         list(read_lines(tmp_path))
-
-
-def test_corrupt_gzip(tmp_path: Path) -> None:
     whole, file = gzip.compress(b"".join(b"line %d\n" % (i * i) for i in range(20_000))), tmp_path / "t.gz"
     flipped, middle = bytearray(whole), len(whole) // 2
     flipped[middle] ^= 0xFF
@@ -352,9 +338,6 @@ def test_table_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
     file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
         list(read_pairs(Corpus(file, None)))
-
-
-def test_pairs_are_streamed(tmp_path: Path) -> None:
     source, target = put(tmp_path / "t.en", b"a\nb\xff\n"), put(tmp_path / "t.de", b"c\nd\n")
     pairs = read_pairs(Corpus(source, target))
     assert next(pairs) == ("a", "c")

@@ -122,6 +122,7 @@ def test_tokens_keep_the_beginnings_of_words(tmp_path: Path) -> None:
     ids = vocabulary.encode(text)
     assert vocabulary.tokens(ids) == [piece if piece in known else "<unk>" for piece in pieces]
     assert "▁<term>" in pieces
+    assert vocabulary.written("▁low▁new") == vocabulary.written("low new")
     numbers = word_numbers(vocabulary.tokens(ids), vocabulary)
     assert numbers[-1] == 4
     assert numbers == word_numbers(pieces, vocabulary)

@@ -182,21 +182,15 @@ def test_checksum_of_gzip_is_that_of_its_text_and_a_login_page_has_none(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_refused_by_the_server(server: Server, tmp_path: Path) -> None:
+def test_no_network_and_refusals(server: Server, tmp_path: Path) -> None:
     told = r"gone: the server answers 404 Not Found; put gone into .* ECONMT_DATA"
     with pytest.raises(InputError, match=told):
         download(RemoteFile(f"{server.url}/gone", None), tmp_path / "gone", progress=False)
-
-
-def test_no_network(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     told = r"cannot download \(.*refused.*\); no network\? put text into .*/set by hand, or set"
     with pytest.raises(InputError, match=told):
         download(RemoteFile(f"http://127.0.0.1:{port}/text", None), tmp_path / "set" / "text", progress=False)
-
-
-def test_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match=re.escape(str(tmp_path / "file"))):
         download(remote(server), tmp_path / "file" / "text", progress=False)

@@ -34,7 +34,7 @@ def kept(corpus: Path, make_recipe: Make) -> Kept:
         ("mo mo mo", "nu ra vi"),  # 5: the target again
         ("ba  de li ", "nu ra vi"),  # 6: the pair again, but for blanks
         ("li " * 30, "li " * 29),  # 7: many words
-        ("QQQ ba", "WWW de"),  # 8: only here these letters
+        ("QQQ ba", "WWWWWWWWW de"),  # 8: twice as long, and only here these letters
     ]
     write_pairs(corpus, "train", first + plain)
 
@@ -54,7 +54,8 @@ def kept(corpus: Path, make_recipe: Make) -> Kept:
         ({"identical": "drop"}, [2, 3, 4, 5, 6, 7, 8]),
         ({"min_words": 2}, [1, 3, 4, 5, 6, 7, 8]),
         ({"max_words": 29}, [1, 2, 3, 4, 5, 6, 8]),
-        ({"max_length_ratio": 3.0}, [1, 3, 4, 5, 6, 7, 8]),
+        ({"max_length_ratio": 2.0}, [1, 3, 4, 5, 6, 7, 8]),
+        ({"max_length_ratio": 1.99}, [1, 3, 4, 5, 6, 7]),
         ({"max_repeats": 2}, [1, 2, 3, 6, 8]),
         ({"max_repeats": 3}, [1, 2, 3, 4, 5, 6, 8]),
         ({"duplicates": "pairs"}, [1, 2, 3, 4, 5, 7, 8]),
@@ -95,7 +96,7 @@ def test_the_report_names_reasons_and_examples(kept: Kept) -> None:
     assert again.statistics["train"]["duplicate"] == 2
 
 
-def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make) -> None:
+def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make, corpus: Path) -> None:
     left_out = LeftOut()
     for number in range(1, 6):
         left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
@@ -103,9 +104,6 @@ def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: 
     _, reason, *examples = map(str.strip, report_lines(tmp_path))
     assert reason.startswith("5")
     assert examples == [line for n in (1, 2, 3) for line in (f"train.en:{n}", f"source {n}", f"target {n}")]
-
-
-def test_duplicates_are_looked_for_in_all_corpora(corpus: Path, make_recipe: Make) -> None:
     write_pairs(corpus, "again", made_up_pairs(200)[:50] + made_up_pairs(10, seed=99))
     found = prepared(make_recipe(train=["train", "again"], filters={"duplicates": "pairs"}), corpus)
     once = len(set(made_up_pairs(200)))

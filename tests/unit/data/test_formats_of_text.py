@@ -49,7 +49,10 @@ def test_units_become_pairs(
     units = (
         unit(en="A dog\n   runs &amp; barks.", fr="Un chien", de="Ein Hund läuft &#38; bellt."),
         unit(en="no translation", fr="non"),
-        unit(de_AT="<bpt i='1'>&lt;b></bpt>Zwei<ept i='1'>{/b}<sub>x</sub></ept>", EN_US="<hi>Two</hi>"),
+        unit(
+            de_AT="<bpt i='1'>&lt;b></bpt>Zwei<ept i='1'>{/<sub><hi>x</hi><ph>y</ph></sub>b}</ept>",
+            EN_US="<hi>Two</hi>",
+        ),
         unit(en_GB="colour", en="color", de="Farbe", de_CH="Color"),
         unit(en="one", de="eins").replace("</tu>", unit(de="ein").removeprefix("<tu>").rstrip()),
     )
@@ -127,6 +130,7 @@ def test_shards_are_one_corpus(tmp_path: Path, corpus: Path, make_recipe: Callab
     assert found.train.corpora == [0, 200]
     assert len(found.train) == 206
     assert found.train.location(205).endswith("big-00002-of-00003.parquet:3")
+    assert len(list(read_pairs(find_corpus("big", "en", "de", [corpus], progress=False)))) == 6
     (corpus / "big-00001-of-00003.parquet").unlink()
     assert len(prepare(recipe, tmp_path / "store", [corpus], show_progress=False).train) == 204
 

@@ -47,6 +47,8 @@ def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
             assert sorted(own[begin : begin + end - first]) == list(range(first, end))
     assert again.pairs(7).tolist() == seen[7]
     assert seen[0] != seen[2]
+    stages = mixture([0, 10], 17, weights=[[1, 0], [0, 1], [1, 1]], epochs=[2, 3])
+    assert [stages.counts(epoch) for epoch in (1, 2, 4, 5)] == [[17, 0], [0, 17], [0, 17], [9, 8]]
 
 
 def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
@@ -55,9 +57,6 @@ def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
     assert mixture([0, 3, 6], 9, weights=[[0.3, 0.3, 0.4]], epoch_pairs=1).counts(0) == [0, 0, 1]
     equal = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 1.0]], epoch_pairs=5)
     assert equal.counts(0) == [2, 2, 1], "of equal remainders those of the first corpora"
-
-
-def test_an_empty_corpus_must_have_no_weight() -> None:
     with pytest.raises(InputError, match=r"data\.mixing\.weights: b has no training pairs left"):
         mixture([0, 9], 9, weights=[[1, 0], [1, 1]], epochs=[1])
     assert mixture([0, 9], 9, weights=[[1, 0]]).counts(0) == [9, 0]

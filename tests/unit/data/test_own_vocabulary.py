@@ -57,6 +57,8 @@ def test_a_model_divides_text_as_before(tmp_path: Path, kind: str, settings: dic
     theirs = foreign(path, kind, **settings)
     mine = SentencePieceVocabulary(own_subwords(path, kind, SPECIAL_TOKENS, ["▁<BT>"]), "mine")
     assert mine.tokens(range(4)) == list(SPECIAL_TOKENS)
+    known = ["▁<BT>", theirs.IdToPiece(theirs.GetPieceSize() - 1)]
+    assert SentencePieceVocabulary(own_subwords(path, kind, SPECIAL_TOKENS, known), "").size == mine.size
     for line in [*LINES, "unseen words: żółw", "ﬀ ½"]:
         pieces = theirs.EncodeAsPieces(normalized(line))
         known = [piece if theirs.PieceToId(piece) != theirs.unk_id() else "<unk>" for piece in pieces]
@@ -116,7 +118,7 @@ def test_lists_of_several_programs(tmp_path: Path) -> None:
         assert own_words(tmp_path / name, SPECIAL_TOKENS) == words
 
 
-def test_lists_that_cannot_be_used(tmp_path: Path) -> None:
+def test_lists_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text, message in (
         ("a", "the\nof the sea\n", "a:2: expected a word, and perhaps a number after it, found 'of the sea'"),
         ("a", "the\nof\nthe 3\n", "a:3: the word 'the' is also in line 1"),
@@ -127,6 +129,13 @@ def test_lists_that_cannot_be_used(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(InputError, match=message):
             own_words(tmp_path / name, SPECIAL_TOKENS)
+    path = tmp_path / "a.json"
+    path.write_text('{"the": 5}')
+    monkeypatch.setattr("econmt.data.text.own_vocabulary.LARGEST", 10)
+    assert own_words(path, SPECIAL_TOKENS) == ["the"]
+    monkeypatch.setattr("econmt.data.text.own_vocabulary.LARGEST", 9)
+    with pytest.raises(InputError, match=r"a\.json: larger than 0 MB; is this a vocabulary"):
+        own_words(path, SPECIAL_TOKENS)
 
 
 def test_a_run_with_an_own_model(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.batches import Batch, training_batches
-from econmt.data.batching.pair_guides import PairGuides
+from econmt.data.batching.pair_guides import PairGuides, _word_numbers
 from econmt.data.batching.store import PreparedData, prepare
 from econmt.data.text.guides import WEIGHT_UNIT, check_words, parse_links, parse_weight
 from econmt.data.text.source_factors import words_of_line
@@ -149,6 +149,9 @@ def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path)
     np.testing.assert_array_equal(guides.alignment(indices, factored, shape), expected)
     assert expected is not None
     assert expected.any()
+    ids = np.array([[0, 0, 1, 0], [1, 0, 1, 1], [3, 2, 2, 3]])
+    numbers = [[0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 0, 1]]
+    assert _word_numbers(ids, np.array([False, True])).tolist() == numbers
 
 
 def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -> None:
@@ -261,12 +264,15 @@ def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path, tags: str) ->
 
 def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
     path = text / "train.weights"
-    for lines, message in ((39, "has 39 lines but"), (41, "has 41 lines but"), (None, "not found")):
+    for lines, message in ((39, "has 39 lines but"), (42, "has 42 lines but"), (None, "not found")):
         path.unlink()
         if lines is not None:
             path.write_text("1\n" * lines)
         with pytest.raises(InputError, match=message):
             made(make_recipe(SUBWORDS), text)
+    for suffix in ("src", "align"):
+        with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
+            make_recipe(f"data.weights={suffix}")
 
 
 def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe, text: Path) -> None:
@@ -278,9 +284,3 @@ def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe,
         batches = list(task.evaluation(prepared, split).batches)
         assert batches
         assert all((batch.alignment is not None) == are_aligned for batch in batches)
-
-
-def test_a_suffix_of_two_kinds_of_files_is_refused(make_recipe: MakeRecipe) -> None:
-    for suffix in ("src", "align"):
-        with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
-            make_recipe(f"data.weights={suffix}")

@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,9 +121,6 @@ def test_numbers_there_and_back() -> None:
     assert joined_ids(10, [4, 6], sizes) == 11 * 5 * 7 - 1
     assert separate_ids(9, (11,)) == [9]
     assert joined_ids(EOS, [PAD, PAD], sizes) == EOS
-
-
-def test_types_of_the_store() -> None:
     sizes = {1 << 16: "<u2", (1 << 16) + 1: "<u4", 1 << 32: "<u4", (1 << 32) + 1: "<u8"}
     assert {size: token_type(size).str for size in sizes} == sizes
     large = WordVocabulary([str(number) for number in range(3000)])
@@ -297,6 +296,16 @@ def test_examples_of_many_factors_fit_into_one_number(make_recipe: MakeRecipe) -
         assert 0 <= int(part.min()) <= int(part.max()) < size
 
 
+def test_joint_ids_of_63_bits_fit() -> None:
+    def count(size: int) -> int:
+        vocabularies: Any = SimpleNamespace(source=SimpleNamespace(size=size), factor_sizes=(2,))
+        return count_of_ids(vocabularies)
+
+    assert count((1 << 62) - 1) == (1 << 63) - 2
+    with pytest.raises(InputError, match="tokens are too large together"):
+        count(1 << 62)
+
+
 def test_streams_in_another_order_are_refused() -> None:
     words, tags, first = (
         WordVocabulary([*SPECIAL_TOKENS, *tokens])
@@ -314,9 +323,9 @@ def test_streams_in_another_order_are_refused() -> None:
         "give the streams in the order of data.source_factors"
     )
     told: list[str] = []
-    encode_sources(vocabularies, ["wide"], [("medium", "w")], place, warn=told.append)
+    encode_sources(vocabularies, ["", "wide"], [(), ("medium", "w")], place, warn=told.append)
     none = (
-        "f0:1: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
+        "f0:2: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
     )
     assert told == [none]
 
@@ -359,4 +368,5 @@ def test_a_dictionary_is_found() -> None:
     sources = [draws.permutation(np.arange(4, 24))[:6].tolist() for _ in range(400)]
     table = learn_lexicon([(ids, [word + 20 for word in ids[::-1]]) for ids in sources], (24, 44), 5)
     assert table[4:, 0].tolist() == list(range(24, 44))
+    assert learn_lexicon([([4], [9, 7, 5])], (5, 10), 3)[4].tolist() == [5, 7, 9]  # equally probable
     assert not table[3].any()

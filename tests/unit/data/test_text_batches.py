@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ def store(tmp_path: Path) -> TokenStore:
         (tmp_path / f"ptb.{split}.txt").write_text(text)
     prepare(parse_recipe(RECIPE, "recipe"), tmp_path / "prepared", [tmp_path], show_progress=False)
     return open_prepared(tmp_path / "prepared").train
+
+
+def test_positions_belong_to_the_pairs_that_hold_them(store: TokenStore) -> None:
+    owners = [index for index in range(len(store)) for side in store.pair(index) for _ in side]
+    assert store.pairs_at(np.arange(store.total_tokens)).tolist() == owners
 
 
 def flat(store: TokenStore) -> list[int]:
@@ -146,13 +152,10 @@ def test_parts_of_a_batch_and_shares_of_ranks_keep_their_rows(store: TokenStore)
     assert (first.target_tokens, second.target_tokens) == (8, 4)
 
 
-def test_more_rows_than_tokens_are_refused(store: TokenStore) -> None:
+def test_more_rows_than_tokens_are_refused(store: TokenStore, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"23 tokens, fewer than training\.batch\.size 24"):
         TextBatches(store, 24, 4)
     assert TextBatches(store, 23, 4).batches_per_epoch == 1
-
-
-def test_a_row_knows_its_line(store: TokenStore, tmp_path: Path) -> None:
     batch = next(TextBatches(store, 2, 4))
     assert store.location(int(batch.indices[0])) == f"{tmp_path / 'ptb.train.txt'}:1"
     assert store.location(int(batch.indices[1])) == f"{tmp_path / 'ptb.train.txt'}:4"

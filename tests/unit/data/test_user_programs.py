@@ -38,7 +38,7 @@ def run(code: str, lines: list[str], **more: bool) -> tuple[list[bytes], int, st
 
 
 @pytest.mark.parametrize(
-    ("speed", "shown"), [(None, ""), (9.96, "10.0/s"), (10.4, "10/s"), (1234.5, "1,234/s")]
+    ("speed", "shown"), [(None, ""), (9.96, "10.0/s"), (10.0, "10/s"), (1234.5, "1,234/s")]
 )
 def test_rates_have_as_many_digits_as_they_need(speed: float | None, shown: str) -> None:
     task: Any = SimpleNamespace(finished_speed=None, speed=speed)
@@ -75,10 +75,7 @@ def test_lines_go_in_and_out() -> None:
     ) == (*([b"one two"], 0, "one two"),)
     with start_program(["sh", "-c", "echo $X $HOME"], [], {"X": "x"}) as program:
         assert list(program.output()) == [f"x {os.environ['HOME']}".encode()], "the environment is extended"
-
-
-def test_programs_have_the_usual_signals() -> None:
-    """SIGPIPE ends them, which Python ignores for itself; a signal to their whole group does not hide how they end."""
+    # SIGPIPE ends them, which Python ignores for itself; a signal to their whole group does not hide how they end.
     assert run("yes | head -n 1; trap '' TERM; kill 0; exit 4", []) == ([b"y"], 4, "")
     assert run("kill -KILL $PPID; sleep 1000", []) == ([], -signal.SIGKILL, ""), "a killed supervisor is told"
 
@@ -107,6 +104,7 @@ def test_endless_output_is_ended(monkeypatch: pytest.MonkeyPatch, held: Callable
     with pytest.raises(ProgramError, match=r"^wrote more than 100,064 bytes for 4$"):
         run("exec 3>$HELD; yes", ["abc"])
     assert held(), "the program has ended"
+    assert len(run("yes | head -c 100064", ["abc"])[0]) == 50_032
     with pytest.raises(ProgramError, match=r"^wrote a line of 1[0-9]{2},[0-9]{3} bytes or more$"):
         run("yes | tr -d '\\n'", ["abc" * 100_000])
     writes = "yes | head -c 99999; yes | head -c 9999998 >&2; echo end >&2"
@@ -118,6 +116,11 @@ def test_what_a_program_leaves_running_is_not_waited_for(held: Callable[[], bool
     """Another process holds its standard output and error."""
     assert run("sleep 1000 3>$HELD & echo a", [], keep_errors=True) == ([b"a"], 0, "")
     assert held(), "what the program has started ends with it"
+    with start_program(["sh", "-c", "echo $HELD $TOLD"], [], {"HELD": "own", "TOLD": "too"}) as program:
+        assert list(program.output()) == [b"own too"], "what is given goes before the process's own"
+    (line,), _, _ = run("grep SigIgn /proc/self/status", [])
+    ignored = int(line.split()[1], 16)
+    assert not any(ignored >> number - 1 & 1 for number in (signal.SIGPIPE, signal.SIGXFSZ))
 
 
 def test_a_program_is_stopped_on_request(held: Callable[[], bool]) -> None:

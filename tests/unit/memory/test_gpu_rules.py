@@ -89,7 +89,7 @@ def test_attention_takes_the_kernel_of_a_gpu(
     assert attention_backend(query, query, query, mask, settings.get("p", 0.0), False, False) == backend
 
 
-def test_attention_keeps_a_sum_for_each_row() -> None:
+def test_attention_keeps_a_sum_for_each_row_and_dropout_a_byte_for_each_element() -> None:
     def run() -> None:
         query = torch.zeros(2, 4, 40, 64, requires_grad=True)
         functional.scaled_dot_product_attention(query, query, query, scale=0.1).sum().backward()
@@ -101,8 +101,6 @@ def test_attention_keeps_a_sum_for_each_row() -> None:
     }
     assert (2, 4, 64) in kept  # 40 rows in whole blocks of 32
 
-
-def test_dropout_keeps_a_byte_for_each_element() -> None:
     def run() -> None:
         functional.dropout(torch.zeros(1000, requires_grad=True), 0.1).sum().backward()
 

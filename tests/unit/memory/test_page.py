@@ -19,6 +19,7 @@ from econmt_memory.measure.ledger import CATEGORIES, LAYERS
 from econmt_memory.measure.storages import PHASES
 from econmt_memory.report import charts
 from econmt_memory.report.charts import Bar, css_class
+from econmt_memory.report.page import live_chart
 from econmt_memory.report.tables import format_bytes
 from tests.unit.memory.samples import make_ledger, make_profile, make_report
 
@@ -64,16 +65,13 @@ def parsed(text: str) -> Page:
     return Page(text)
 
 
-def test_stands_alone(text: str, parsed: Page) -> None:
+def test_stands_alone_and_says_what_it_is(text: str, parsed: Page) -> None:
     assert re.findall(r"https?:|//\w|@import|url\(", text) == []
     for element in parsed.find(None):
         assert not LOADING & set(element), element["tag"]
         assert element["tag"] not in ("link", "iframe", "img", "object", "embed", "base")
     assert len(text) < 200_000
     assert not re.search(r"\$\{?\w", text)
-
-
-def test_says_what_it_is(parsed: Page) -> None:
     (html,) = parsed.find("html")
     assert html["lang"] == "en"
     assert parsed.find("title")[0]["text"] == "Memory of a training step: sample"
@@ -164,6 +162,10 @@ def test_an_estimate_has_no_times() -> None:
     assert "allocations and releases" in parsed.find("svg", "timeline")[0]["text"]
     assert [tile["text"] for tile in parsed.find("span", "figure")] == ["2.00x less", "1.73x less"]
     assert "GPU" in parsed.find("header")[0]["text"]
+    # Of a reference with other numbers of changes the outline is as wide.
+    ledger, other = (make_ledger(1, timed=False) for _ in range(2))
+    other.timeline = [each._replace(milliseconds=3 * each.milliseconds) for each in other.timeline]
+    assert live_chart(ledger, other) == live_chart(ledger, ledger)
 
 
 def test_the_script_gets_the_timelines(parsed: Page) -> None:
@@ -221,6 +223,8 @@ def test_words_stand_in_a_segment_only_if_they_fit() -> None:
     assert [t["text"] for t in drawn.find("i", "inside")] == ["weights 90 %", "10 %", ""]
     assert drawn.find("b", "remark")[0]["text"] == "2x"
     assert [float(t["style"].split()[1]) for t in drawn.find("span", "segment")] == [0.9, 0.095, 0.005]
+    drawn = Page(charts.bars("words", (), [Bar("layer", {"weights": 200, "gradients": 800}, "", "")], 1000))
+    assert [t["text"] for t in drawn.find("i", "inside")] == ["20 %", "gradients 80 %"]
 
 
 @pytest.mark.parametrize("theme", [0, 1])

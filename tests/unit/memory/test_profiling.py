@@ -242,15 +242,12 @@ def test_a_step_trains_and_can_be_traced(task: TranslationTask, tmp_path: Path) 
     assert any("econmt" in event.get("name", "") for event in events)
 
 
-def test_the_machine_is_described() -> None:
+def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     found = describe_machine("cpu")
     assert found["torch"] == torch.__version__
     assert found["threads"] == str(torch.get_num_threads())
     assert found["processor"] == processor() != ""
     assert 1 << 20 < free_memory(CPU) < 1 << 50
-
-
-def test_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 << 30, H200.memory))
     assert (total_memory(gpu), free_memory(gpu)) == (H200.memory, 5 << 30)
@@ -277,6 +274,9 @@ def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     assert free_memory(CPU) == 17 * 1024
     (tmp_path / "meminfo").unlink()
     assert free_memory(CPU) > 17 * 1024
+    for total, free in ((1 << 20, 1 << 19), (0, 1 << 62)):  # which is no limit
+        monkeypatch.setattr(ram, "total_ram", lambda _total=total: _total)
+        assert ram.free_ram() == free
 
 
 # Not the output layer's: it keeps a gradient as large as its weight, which pays with more tokens than these.

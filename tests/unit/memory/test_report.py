@@ -53,9 +53,6 @@ def test_stash_and_times_by_layer() -> None:
         ["other", "", "0 %", "0.0", "0.0", "2.0"],
         ["all", "9,000.0", "100 %", "4.0", "4.0", "2.0"],
     ]
-
-
-def test_summary_tells_speed_and_share_of_the_peak() -> None:
     peak = "peak 11.0 MB, in the backward phase; stash 9.0 MB"
     speed = (
         "10 ms a step, 8,000 target tokens/s, 300.0 MFLOP/s, 8 % of what a large matrix product reaches here"
@@ -122,9 +119,6 @@ def test_a_technique_without_times_has_no_speed() -> None:
     head, *rows = cells(comparison_table([make_profile("reference", 40, timed=False)] * 2))
     assert head == ["technique", "stash MB", "change", "peak MB", "change", "bytes"]
     assert rows == [["reference", "360.0", "", "323.0", "", "estimated"]] * 2
-
-
-def test_stash_by_layer_and_technique() -> None:
     rows = cells(stash_table([make_profile("reference", 4), make_profile("all", 1)]))
     assert rows == [
         ["technique", "attention MB", "decoder MB"],
@@ -276,15 +270,12 @@ def test_columns_that_do_not_fit_stand_below(names: tuple[str, ...], key: str) -
     assert "".join(lines).count("1.5 xxx") == 2 * 7
 
 
-def test_long_texts_are_wrapped_inside_their_column() -> None:
+def test_long_texts_are_wrapped_inside_their_column_and_the_console() -> None:
     table = Table("step", "what it is", "seconds", title="steps")
     table.add_row("first", "word " * 20, "3")
     lines = printed(table, 80)
     assert lines[0] == "steps"
     assert [line.split() for line in lines[-2:]] == [["first", *["word"] * 13, "3"], ["word"] * 7]
-
-
-def test_a_long_word_is_no_wider_than_the_console() -> None:
     table = Table("path")
     table.add_row("x" * 200)
     assert max(map(len, printed(table, 80))) <= 80

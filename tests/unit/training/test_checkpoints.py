@@ -36,7 +36,7 @@ def copy(trained: Run, tmp_path: Path) -> Run:
     return Run(trained.text, tmp_path / "copy", ("training.keep_last_params=9",))
 
 
-def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
+def test_loading_gives_the_parameters_that_training_had(trained: Run, copy: Run) -> None:
     trainer, before = trained.trainer(), torch.get_rng_state()
     loaded = load_model(trained.folder.path, "last")
     assert torch.equal(torch.get_rng_state(), before), "it draws nothing"
@@ -44,9 +44,6 @@ def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
     assert loaded.recipe == trained.recipe
     assert loaded.vocabularies.target.size == 12
     assert_same_bits(parameters(loaded.model), parameters(trainer.model))
-
-
-def test_the_last_checkpoint_is_that_of_the_largest_number(copy: Run) -> None:
     for update in (99_999, 100_000):
         copy.folder.parameters(update).touch()
         assert checkpoints.parameter_file(copy.folder, "last") == copy.folder.parameters(update)
@@ -261,6 +258,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing(
             raise OSError(number, os.strerror(number))
         assert (snapshot(folder), sorted(folder.path.rglob("*"))) == (before, paths)
         monkeypatch.setattr(checkpoints, "remove_unfinished", fails_with(OSError()))
+    with pytest.raises(TrainingError, match="there is no earlier one; "), checkpoints.saving(folder, 2, 0):
+        raise OSError(number, os.strerror(number))
 
 
 def test_a_state_that_is_damaged_a_second_time_is_set_aside_again(copy: Run) -> None:

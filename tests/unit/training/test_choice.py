@@ -50,7 +50,7 @@ def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: flo
     return Measurement(op, f"{op} {milliseconds}", "recompute" + level, records, calls)
 
 
-def test_nothing_measured_is_the_rule() -> None:
+def test_nothing_measured_is_the_rule_and_all_calls_of_a_kind_count() -> None:
     for named in ({}, {"output": "reference"}, {"stash": "cells"}):
         assert choose_implementations(Implementations(**named), []) == RULE._replace(**named)
     # What is named keeps what it keeps by itself.
@@ -58,6 +58,12 @@ def test_nothing_measured_is_the_rule() -> None:
         assert choose_implementations(Implementations(encoder=encoder), []).stash == stash
     on_gpu = Implementations("reference", "reference", "recompute", "recompute", "gates")
     assert choose_implementations(AUTO, [], device="cuda") == on_gpu
+    both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
+    stack = measurement("lstm", reference=2.0, recompute=1.5)
+    assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
+    assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
+    with_one_more = measurement("lstm", reference=2.0, recompute=1.5, compiled=0.1)
+    assert choose_implementations(AUTO, [both, with_one_more], updates=1e9).encoder == "reference"
 
 
 def test_each_kind_of_op_for_itself() -> None:
@@ -71,13 +77,6 @@ def test_each_kind_of_op_for_itself() -> None:
     assert choose_implementations(Implementations(decoder="recompute"), found).decoder == "recompute"
 
 
-def test_all_calls_of_a_kind_count() -> None:
-    both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
-    stack = measurement("lstm", reference=2.0, recompute=1.5)
-    assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
-    assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
-
-
 @pytest.mark.parametrize(("milliseconds", "expected"), [(0.9, "recompute"), (0.8, "reference")])
 def test_the_reference_must_be_worth_its_memory(milliseconds: float, expected: str) -> None:
     found = [measurement("lstm", reference=milliseconds, recompute=1.0)]
@@ -86,7 +85,8 @@ def test_the_reference_must_be_worth_its_memory(milliseconds: float, expected: s
 
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
 def test_compiling_must_pay(updates: float, expected: str) -> None:
-    found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
+    """A function is compiled once, however often it is called."""
+    found = [measurement("attentional_lstm", 2, first=20.0, reference=150.0, recompute=100.0, compiled=50.0)]
     assert (
         choose_implementations(AUTO, found, updates=updates, positions=2 * choice.POSITIONS).decoder
         == expected
@@ -106,18 +106,24 @@ def test_a_run_is_as_long_as_its_first_limit() -> None:
     assert updates(patience, "training.max_updates=9999", "training.checkpoint_interval=10") == 30
 
 
-def test_the_shape_of_most_rows_is_measured() -> None:
+def test_the_shape_of_most_rows_is_measured_but_not_of_small_models() -> None:
     """Not that of most batches, of the largest ones, or of the last."""
     shapes = [BatchShape(*sizes) for sizes in ((4, 5, 10, 9), (6, 7, 40, 3), (8, 9, 50, 2), (9, 9, 30, 3))]
     assert frequent_shape(SimpleNamespace(shapes=lambda: shapes)) == Shape(40, 6, 7)  # type: ignore[arg-type]
-
-
-def test_small_models_are_not_measured() -> None:
     small = build_model(load_recipe("quickstart"), 97, 97)
     with torch.device("meta"):
         large = build_model(load_recipe("multi30k"), 8000, 8000)
-    assert not is_worth_measuring(small, Shape(4, 5, 5))
+    assert not is_worth_measuring(small, Shape(64, 500, 5))  # of long sentences a few positions are measured
     assert is_worth_measuring(large, Shape(64, 16, 16))
+
+
+def test_all_seconds_of_measuring_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, seconds = TranslationTask(load_recipe("quickstart"), 19, 23), iter([1.5, 0.5, 0.0, 9.0])
+    monkeypatch.setattr(choice, "_LEAST_OPERATIONS", 0.0)
+    session = lambda *_: SimpleNamespace(measurements={}, seconds=next(seconds))  # noqa: E731
+    monkeypatch.setattr(choice, "measure", session)
+    _, why = choice.settle(task, task.build_model, Shape(4, 5, 5), CPU, Precision(), passes=9)
+    assert (why, next(seconds)) == ("measured in 2.0 s", 9.0)
 
 
 @pytest.fixture
@@ -185,9 +191,6 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     ops = ("ops={encoder: reference, decoder: reference, output: reference}",)
     named = Run(text, tmp_path / "named", ops)
     assert named.trainer().step.implementations[:2] == ("reference",) * 2
-
-
-def test_a_choice_for_another_device_is_made_anew() -> None:
     recipe, saved = load_recipe("quickstart", ["ops.output=reference"]), as_saved(RULE, CPU)
     assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
     for other, device in ((saved, torch.device("cuda")), ({}, CPU), ({"device": "cpu"}, CPU)):
@@ -200,9 +203,6 @@ def test_what_a_machine_cannot_run_is_refused() -> None:
     message = r"ops.output=triton: cannot run .* cpu; use one of auto, reference, recompute"
     with pytest.raises(InputError, match=message):
         refuse_missing(Implementations(output="triton"), "cpu")
-
-
-def test_in_cuda_graphs_the_rule_recomputes() -> None:
     with rules_only("cuda"):
         eager = choose_implementations(AUTO, [], device="cuda", precision=NAMED["bfloat16"])
         with captured():

@@ -119,6 +119,7 @@ def test_a_hook_that_fails_leaves_a_gap(make_run: MakeRun, capfd: pytest.Capture
         ("print('nan')", "ends with 'nan'"),
         ("pass", "ends with ''"),
         ("raise SystemExit(4)", "ended with exit code 4"),
+        ("import os; print(5, flush=True); os.kill(os.getpid(), 9)", "ended with exit code -9"),
         ("while True: print(1)", "wrote more than 8,032 bytes for 2"),
         ("import sys; sys.stdout.buffer.write(b'7\\n\\xff')", "ends with '\ufffd'"),
     ],

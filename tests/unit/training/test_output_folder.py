@@ -107,6 +107,14 @@ def test_a_folder_that_is_not_of_econmt_is_refused_and_untouched(
     assert contents(run.folder.path) == before
 
 
+def test_three_files_of_others_are_named_and_further_ones_counted(tmp_path: Path) -> None:
+    for names, more in (("abc", ""), ("abcd", " and 1 more")):
+        for name in names:
+            (tmp_path / name).touch()
+        with pytest.raises(InputError, match=f": holds a, b, c{more} and is no model folder"):
+            ModelFolder(tmp_path).check(overwrite=False)
+
+
 def test_a_dry_run_writes_nothing(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +175,9 @@ def test_what_a_link_leads_to_is_not_written(run: Run, tmp_path: Path, name: str
         with pytest.raises(InputError, match=message):
             go(run, overwrite_output=overwrite)
     assert mine.read_text() == "mine"
+    mine.unlink()
+    with pytest.raises(InputError, match=message):  # writing would make the file
+        run.folder.check(overwrite=False)
 
 
 @pytest.mark.sampled(1)

@@ -128,18 +128,21 @@ def test_every_replica_has_its_rows_and_all_have_one_shape(
         assert taken == list(range(rows))
 
 
+@pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("rows", [3, 4, 5, 6])
-def test_states_of_all_rows_are_gathered(rows: int) -> None:
-    """Each of three ranks has made those of its own rows; index 0 is no row's."""
+def test_states_of_all_rows_are_gathered(rows: int, stages: int) -> None:
+    """Each of three replicas has made those of its own rows; index 0 is no row's."""
     share = -(-rows // 3)
 
     def job(rank: int, group: Threads) -> Tensor:
-        buffer = torch.zeros(2, 1, 1 + rows, 4)
-        buffer[:, :, 1 + rank * share : 1 + (rank + 1) * share] = rank + 1.0
-        return ranks_of(World(group, rank), carried=lambda: {"state": buffer}).carried(rows)["state"]
+        world, buffer = World(group, rank, stages), torch.zeros(2, 1, 1 + rows, 4)
+        if rank % stages == 0:  # only a first stage's are sent on
+            own = rank // stages
+            buffer[:, :, 1 + own * share : 1 + (own + 1) * share] = own + 1.0
+        return ranks_of(world, carried=lambda: {"state": buffer}).carried(rows)["state"]
 
     expected = [0.0, *(1.0 + row // share for row in range(rows))]
-    for found in on_ranks(3, job):
+    for found in on_ranks(3 * stages, job):
         assert found[0, 0, :, 0].tolist() == expected
         assert torch.equal(found, torch.tensor(expected)[:, None].expand(2, 1, 1 + rows, 4))
 

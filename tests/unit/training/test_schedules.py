@@ -49,9 +49,6 @@ def test_only_a_plateau_schedule_reduces_and_goes_back() -> None:
     assert not any(constant.checkpoint(False) for _ in range(5))
     assert not constant.goes_back
     assert schedule(name="plateau-reduce").goes_back
-
-
-def test_the_state_of_another_schedule_is_left_aside() -> None:
     plateau = schedule(name="plateau-reduce", reduce_num_not_improved=1)
     plateau.checkpoint(False)
     found = schedule(name="inverse-sqrt", warmup=1)

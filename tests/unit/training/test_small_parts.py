@@ -21,12 +21,12 @@ from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import Averaging, EarlyStopping, Training, load_recipe
 from econmt.engine.devices import give_back_library_pages, peak_memory, reproducible, resolve_device
 from econmt.engine.step import StepResult
-from econmt.errors import InputError
+from econmt.errors import InputError, TrainingError
 from econmt.training.decisions import Pace, RunAverage, end_reason, outlook, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.results import WHY_BELOW, draw_learning_curve
-from econmt.training.update_metrics import MetricsQueue
+from econmt.training.update_metrics import LEAST, LossScaling, MetricsQueue, UpdateMetrics
 from tests.unit.engine.test_step import make_step, make_task
 
 CPU = torch.device("cpu")
@@ -76,6 +76,9 @@ def test_the_outlook_says_what_it_is_based_on() -> None:
     assert "an epoch takes about 0:01:53, " in outlook(
         load_recipe("multi30k", ["training.update_interval=2"]), 453, 0.5
     )
+    for updates, is_told in ((1799, False), (1800, True)):
+        limited = load_recipe("multi30k", [f"training.max_updates={updates}"])
+        assert ("20 BLEU took" in outlook(limited, 453, 0.5)) == is_told
     assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
     assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
 
@@ -123,6 +126,9 @@ def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest
 
 
 def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
+    """The second, of either kind, by the handler that Ctrl-C had before."""
+    called: list[int] = []
+    old = signal.signal(signal.SIGINT, lambda number, _: called.append(number))
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     for number, name, code in ((signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C", 130)):
         interrupts = Interrupts()
@@ -131,9 +137,22 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
             os.kill(os.getpid(), number)
             assert interrupts.pending
             assert (interrupts.name, interrupts.exit_code) == (name, code)
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
+            for second in (signal.SIGTERM, signal.SIGINT):
+                with pytest.raises(KeyboardInterrupt):
+                    os.kill(os.getpid(), second)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert called == [signal.SIGTERM, signal.SIGINT] * 2
+    signal.signal(signal.SIGINT, old)
+
+
+def test_a_loss_scale_that_is_the_least_goes_on_and_other_precisions_have_none() -> None:
+    scaling, state = LossScaling(None), TrainingState(loss_scale={"scale": 1.0, "good": 0})
+    metrics = UpdateMetrics(3, 1.0, 1.0, 9, [], loss_scale=LEAST)
+    scaling.count(metrics, state, "saved")
+    with pytest.raises(TrainingError, match="update 3 even with a loss scale of 5e-05; saved; lower"):
+        scaling.count(metrics._replace(loss_scale=LEAST / 2), state, "saved")
+    scaling.restore(state)
+    assert state.loss_scale == {}
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +208,8 @@ def test_a_line_of_progress_has_all_that_was_promised() -> None:
 def test_without_room_what_matters_most_stays() -> None:
     line = "update 1200  loss 4.0000  12,346 tokens/s  process 2,500 MB  1:02:05 left"
     assert FIGURES.line(80) == line
+    shorter = FIGURES.line().replace("  learning rate 0.0003", "")
+    assert FIGURES.line(len(shorter)) == shorter, "what is too long leaves room for what is not"
     assert FIGURES.line(100).startswith("update 1200  loss 4.0000  12,346 target tokens/s  process peak")
     large = FIGURES._replace(update=1_234_567, updates=2_000_000, left=360_000.0, device="cuda")
     for width in (80, 120):
@@ -255,7 +276,12 @@ def test_without_a_terminal_there_are_plain_lines_and_tensorboard_gets_every_fig
     assert log_of(tmp_path) == [FIGURES.line(), "checkpoint [best]"]
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    names = {"train/loss", "train/learning_rate", "train/target_tokens_per_second"}
+    names = {
+        "train/loss",
+        "train/learning_rate",
+        "train/target_tokens_per_second",
+        "train/process_peak_bytes",
+    }
     assert names <= set(events.Tags()["scalars"])
     (event,) = events.Scalars("train/loss")
     assert (event.step, event.value) == (1200, 4.0)

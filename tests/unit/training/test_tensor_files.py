@@ -16,6 +16,7 @@ import torch
 from econmt.checkpoint.state import COLUMNS, Meter, TrainingState, random_states, restore_random_states
 from econmt.checkpoint.tensor_files import (
     check_tensors,
+    quantized,
     read_metadata,
     read_tensors,
     write_tensors,
@@ -87,7 +88,7 @@ def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None
     assert path.read_bytes() == "other ä\n".encode()
 
 
-def test_any_flipped_bit_is_found(path: Path) -> None:
+def test_any_flipped_bit_and_relabelled_types_are_found(path: Path) -> None:
     write_tensors(path, {name: tensors()[name] for name in ("half", "whole")}, METADATA)
     whole = path.read_bytes()
     for place in range(len(whole)):
@@ -95,9 +96,6 @@ def test_any_flipped_bit_is_found(path: Path) -> None:
         for read in (read_tensors, check_tensors):
             with pytest.raises(InputError, match=f"^{path}"):
                 read(path)
-
-
-def test_relabelled_types_are_found(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
     with pytest.raises(InputError, match=rf"^{path}: damaged \(its checksum is wrong\)"):
         read_tensors(path)
@@ -125,9 +123,6 @@ def test_a_pickle_is_refused_by_name_and_never_run(tmp_path: Path) -> None:
         torch.save({"a": torch.zeros(2)}, path, _use_new_zipfile_serialization=new)
         with pytest.raises(InputError, match="is a pickle"):
             read_tensors(path)
-
-
-def test_a_header_as_long_as_a_pickle_begins_is_no_pickle(tmp_path: Path) -> None:
     # 0x80 0x02, the beginning of a pickle of protocol 2, is also the length of a header of 640 bytes.
     path = tmp_path / "t.safetensors"
     write_tensors(path, {"a": torch.zeros(1)}, {**METADATA, "padding": ""})
@@ -159,6 +154,15 @@ def test_damaged_headers_and_foreign_files_are_refused_with_their_name(path: Pat
         spoil()
         with pytest.raises(InputError, match=f"^{path}: {problem}"):
             read_tensors(path)
+
+
+def test_matrices_of_float32_alone_are_quantized(path: Path) -> None:
+    shapes = {"whole": (torch.int64, 2), "wide": (torch.float64, 2), "cube": (torch.float32, 3)}
+    tensors = {name: torch.ones([2] * axes, dtype=kind) for name, (kind, axes) in shapes.items()}
+    for precision in (torch.int8, torch.bfloat16):
+        found = quantized({**tensors, "matrix": torch.ones(2, 2)}, precision, path)
+        assert found["matrix"].dtype == precision
+        assert {name: found[name] is each for name, each in tensors.items()} == dict.fromkeys(tensors, True)
 
 
 def row(**values: float) -> dict[str, float]:
@@ -252,8 +256,13 @@ def test_a_value_that_no_run_has_saved_is_named() -> None:
 def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None:
     figures = {"train_loss": 0.1 + 0.2, "bleu": 100 / 3, "target_tokens_per_second": 12.345}
     values = row(update=10, seconds=1.23456, target_tokens=99, **figures)
-    text = TrainingState(metrics=[values]).metrics_text()
-    header, line, end = text.split("\n")
+    early = row(update=5, valid_accuracy=0.5)  # a column of a metric that the recipe has no longer
+    header, first, line, end = TrainingState(metrics=[early, values]).metrics_text().split("\n")
+    assert (header.split("\t")[-1], first.split("\t")[-1], line.split("\t")[-1]) == (
+        "valid_accuracy",
+        "0.5",
+        "nan",
+    )
     assert end == ""
     names = (
         "update seconds target_tokens train_loss valid_perplexity bleu learning_rate target_tokens_per_second"
@@ -265,16 +274,13 @@ def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None
     assert float(found["bleu"]) == 100 / 3
 
 
-def test_random_states_bring_back_the_generator() -> None:
+def test_random_states_bring_back_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
     states = json.loads(json.dumps(random_states()))
     first = torch.rand(3).tolist()
     assert torch.rand(3).tolist() != first
     restore_random_states(states)
     assert torch.rand(3).tolist() == first
-
-
-def test_states_of_gpus_that_are_not_there_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     states, restored = random_states(), list[int]()
     states["cuda"] = [states["torch"]] * 3
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

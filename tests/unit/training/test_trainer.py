@@ -207,11 +207,14 @@ def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run
 
 
 def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_run: MakeRun) -> None:
-    trainer = make_run().trainer()
-    reading = UpdateMetrics(3, 1.5, float("inf"), 9, [torch.arange(12).numpy()])
-    message = not_finite(reading, trainer.prepared.train, trainer._last_good())
-    assert message.startswith("the gradient is not finite at update 3")
-    assert "and 4 more; there is no checkpoint yet" in message
+    trainer, inf = make_run().trainer(), float("inf")
+    cases = ((1.5, 12, "and 4 more"), (inf, 9, "and 1 more"), (-inf, 8, ""), (float("nan"), 1, ""))
+    for loss, lines, more in cases:
+        reading = UpdateMetrics(3, loss, inf, 9, [torch.arange(lines).numpy()])
+        message = not_finite(reading, trainer.prepared.train, trainer._last_good())
+        assert message.startswith(f"the {'gradient' if loss == 1.5 else 'loss'} is not finite at update 3")
+        assert f"{more}; there is no checkpoint yet" in message
+        assert ("more; there" in message) == bool(more)
 
 
 PLATEAU = ("training.schedule={name: plateau-reduce, reduce_factor: 0.5, reduce_num_not_improved: 1}",)

@@ -50,7 +50,7 @@ def test_live_bytes_over_time() -> None:
     old, new = (Storage(0, (), torch.uint8, operator, "m", 0) for operator in ("", "exp"))
     record.before, record._at_start = [(old, 5)], 7
     record.begins = [Beginning("forward", 0.0, 0), Beginning("backward", 2.0, 1)]
-    sizes = (1.0, new, 10), (2.0, new, -4), (3.0, old, -5), (4.0, new, 9)
+    sizes = (1.0, new, 10), (2.0, new, -4), (3.0, old, -5), (4.0, new, 9), (5.0, new, -15)
     record.changes = [Change(*each) for each in sizes]
     other, workspace = ("other", "outside of modules"), ("workspace", "m")
     account = memory.Account(record)  # type: ignore[arg-type]
@@ -62,6 +62,7 @@ def test_live_bytes_over_time() -> None:
         (2000.0, "backward", {other: 7, workspace: 6}),
         (3000.0, "backward", {other: 2, workspace: 6}),
         (4000.0, "backward", {other: 2, workspace: 15}),
+        (5000.0, "backward", {other: 2}),
     ]
     assert record.peak() == (17, 1), "the first of equals"
 
@@ -160,6 +161,9 @@ def test_what_a_gpu_was_asked_for(asked: str, size: int) -> None:
         torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has 1.00 GiB free.")
     )
     assert account.full == size
+    account.fail(MemoryError())
+    assert account.full == 0, "unknown"
+    assert account.notes[-1] == "The memory was full; the tables show what was alive then."
 
 
 def test_advice_to_the_byte() -> None:

@@ -30,7 +30,7 @@ def recognize(*, concatenated: bool = False, **settings: Any) -> Callable[[nn.Mo
 def over_packed(model: nn.Module) -> Tensor:
     inputs, lengths = torch.ones(6, 9, 32), torch.tensor([4, 9, 7, 7, 2, 5])
     packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
-    outputs, lengths = nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)
+    outputs, lengths = nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True, total_length=40)
     return outputs[:, : int(lengths.max())].square().mean()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import econmt_memory as memory
+from econmt_memory.__main__ import _size, run_script
 from econmt_memory.callbacks import _Callback
 from tests.conftest import run_python
 
@@ -80,6 +82,19 @@ def test_a_watched_step_is_accounted_like_a_tracked_one(
     assert "Memory of a training step: feature maps 1.0 MB" in capsys.readouterr().err
 
 
+def test_a_step_ends_with_the_last_of_several_optimizers() -> None:
+    model, inputs = perceptron()
+    optimizers = [torch.optim.SGD(model[number].parameters()) for number in (2, 0)]
+    with memory.watch(None, step=2) as watched:
+        for optimizer in optimizers * 2:
+            model(inputs).sum().backward()
+            optimizer.step()
+    assert watched.steps == 2
+    assert watched.account is not None
+    phases = [phase for phase, _ in groupby(event.phase for event in watched.account.ledger.timeline)]
+    assert phases.count("optimizer") == 2
+
+
 def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = perceptron()
     optimizer = torch.optim.SGD(model.parameters())
@@ -116,6 +131,16 @@ def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
     trainer.on_exception(None, None, error.value)
     assert trainer.account is not None
     assert capsys.readouterr().err.startswith("The memory was full when ")
+
+    def run_out() -> None:
+        with watched:
+            model(inputs)
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_out()
+    assert watched.account is not None
+    assert capsys.readouterr().err.startswith("The memory was full; the tables")
     with pytest.raises(ZeroDivisionError), memory.watch(page):
         model(inputs).sum() / (1 // 0)
     with torch.profiler.profile(), memory.watch(page) as refused:
@@ -132,10 +157,15 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, f"['4', '--html', 'x'] __main__ {script}\n")
     told, table = done.stderr.split("\n", 1)
     assert told.startswith("Memory of a training step: feature maps 1.2 MB, ")
+    assert told.partition("The largest modules: ")[2].partition(". What")[0].count(", ") == 2
     assert max(map(len, table.splitlines())) <= 80
     assert "where the bytes of a training step went" in done.stderr
     modules = json.loads(file.read_text())["modules"]
     assert (modules[0], len(modules), "<svg" in page.read_text()) == ("Sequential", 8, True)
+    for size, count in {"2kB": 2000, "1.5MB": 1_500_000, "2kiB": 2048, "0.5GiB": 1 << 29}.items():
+        assert _size(size) == count
+    with pytest.raises(SystemExit):
+        run_script(["--step", "0", str(script)])
     few = run_python("-m", "econmt_memory", script, "1", check=False)
     assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; try --step 1\n")
     wrong = run_python("-m", "econmt_memory", script, "many", check=False)
