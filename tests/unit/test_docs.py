@@ -131,23 +131,17 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
         assert page.read_text(encoding="utf-8") == text, "run make reference"
 
 
-def test_every_dependency_is_explained() -> None:
+def test_pages_are_short_in_the_navigation_and_explain_every_dependency() -> None:
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     dependencies = project.partition("dependencies = [")[2].partition("]")[0]
     for name in re.findall(r'"([\w-]+)[>=<]', dependencies):
         assert f"| {name} |" in page, f"docs/installing.md does not say why econmt needs {name}"
-
-
-def test_pages_are_short_enough_to_read() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
     for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]):
         if page.name not in GENERATED:
             lines = len(page.read_text(encoding="utf-8").splitlines())
             assert lines <= LONGEST_PAGE, f"{page.name} has {lines} lines"
-
-
-def test_every_page_is_in_the_navigation() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = "\n".join(re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
     for page in sorted(ROOT.glob("docs/*.md")):

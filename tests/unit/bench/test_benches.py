@@ -90,21 +90,15 @@ def test_other_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_circumstances() -> None:
+def test_circumstances_figures_and_columns() -> None:
     found = circumstances(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
     assert found["gpu"] == ""
     assert str(found["processor"])
     assert len(str(found["commit"])) in (0, 7)
-
-
-def test_figures_are_shown_shortly() -> None:
     values: list[str | int | float] = ["row", 12, 12_345, 0.012345, 12.345, 1234.5]
     assert [shown(value) for value in values] == ["row", "12", "12,345", "0.0123", "12.3", "1,234"]
-
-
-def test_a_table_has_the_columns_that_there_are() -> None:
     rows: list[Row] = [{"layout": "row", "rows": 64}, {"layout": "column", "rows": 16}]
     found = table(rows, ("layout", "rows", "failure"), "layouts")
     assert [column.header for column in found.columns] == ["layout", "rows"]

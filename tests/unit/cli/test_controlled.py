@@ -113,26 +113,6 @@ def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: 
         loaded.translate([], glossary=Glossary({"a": "A", "z": "Ä"}))
 
 
-def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
-    wanted: dict[str, Any] = {"brevity_penalty_weight": 2.0, "brevity_penalty_constant_length_ratio": 1.5}
-    wanted |= {"coverage_penalty_weight": 0.5, "beam_search_stop": "first", "beam_prune": 3.0}
-    options = [str(word) for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
-    ended = call("translate", "-m", word_model, *options, "--output-type", "json", text=TEXT)
-    model = econmt.load(word_model, device="cpu")
-    expected_ones, plain_ones = (model.translate(TEXT.splitlines(), **more) for more in (wanted, {}))
-    for line, expected, plain in zip(ended.lines, expected_ones, plain_ones, strict=True):
-        found = json.loads(line)
-        assert (found["translation"], found["score"]) == (expected.text, expected.score)
-        assert not expected.hypotheses or expected.score < plain.score
-
-
-def test_capitals_and_unknown_words_reach_the_translator(call: Call, word_model: Path) -> None:
-    plain = call("translate", "-m", word_model, text="a b c d\n").lines
-    found = call("translate", "-m", word_model, "--restore-case", text="A B C D\n").lines
-    assert found == [call("translate", "-m", word_model, text="A b c d\n").lines[0].upper()]
-    assert call("translate", "-m", word_model, "--replace-unk", text="a b c d\n").lines == plain
-
-
 def test_alignments_are_pairs_of_words(call: Call, word_model: Path, subword_model: Path) -> None:
     for model in (word_model, subword_model):
         options = ("translate", "-m", model, "-b", 3, "--output-type", "translation_with_alignments")
@@ -275,6 +255,11 @@ def test_annotation_alone_is_an_ordinary_search_of_another_source(model: econmt.
     b, e = "<term> G H </term>", "<term> A </term>"
     written = [f"a {b} c", "d", f"h g f {e} d", f"{b} {e} {b}"]
     assert [each.text for each in found] == [each.text for each in model.translate(written)]
+    longest = max(len(model.vocabularies.source.encode(text)) for text in written)
+    options: dict[str, Any] = {"glossary_mode": "annotate", "max_input_length": longest}
+    assert [each.text for each in model.translate(LINES, glossary=TERMS, **options)] == [
+        each.text for each in found
+    ]
     # Draws cannot be constrained, but sources can be annotated.
     drawn = model.translate(LINES, glossary=TERMS, sample=True, seed=3)
     again = model.translate(written, sample=True, seed=3)

@@ -106,7 +106,7 @@ def test_a_foreign_or_broken_folder_is_one_clear_line(
     assert ended.out == ""
 
 
-def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
+def test_bytes_count_each_file_once_and_rows_without_an_update_are_passed_over(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "one").write_bytes(b"123")
     (tmp_path / "other").write_bytes(b"12345")
@@ -115,9 +115,6 @@ def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
     for names, size in (("", 0), ("folder", 0), ("gone one", 3), ("other linked", 5)):
         assert disk_bytes([tmp_path / name for name in names.split()]) == size
     assert disk_bytes(tmp_path.iterdir()) == 8
-
-
-def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path) -> None:
     for first in ("9" * 5000, "²", ""):
         (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
         assert folder._updates(tmp_path / "metrics.tsv") == {7}

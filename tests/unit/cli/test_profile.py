@@ -139,10 +139,11 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
 
 
 def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked, budgets = [], set()
 
     def fake(workload: object, technique: object, bucket: tuple[int, int], *rest: object) -> object:
         asked.append(bucket)
+        budgets.add(rest[0])
         return verb.Fit(*bucket, 7, 1000)
 
     monkeypatch.setattr("econmt.estimate.fit.fit", fake)
@@ -156,6 +157,7 @@ def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: p
     assert not any("outside of PyTorch" in line for line in ended.lines)
     outside = "679 MiB of the 1 GiB are assumed to be outside of PyTorch"
     assert outside in call(*given, "--device", "cuda").out
+    assert budgets == {1 << 30, (1 << 30) - verb.ASSUMED.total}
     asked.clear()
     call(*given, "data.max_length=100")
     assert (len(asked), asked[0], asked[-1]) == (12, (100, 100), (4, 4))

@@ -422,16 +422,13 @@ def test_names_of_special_words_in_a_text_are_unknown_words(tmp_path: Path) -> N
     assert words.decode([2, 5, 1, 4, 3, 0]) == "b <unk> a"
 
 
-def test_what_a_line_or_a_list_cannot_hold_is_replaced() -> None:
+def test_text_is_normalised_alike_and_what_a_line_or_a_list_cannot_hold_is_replaced() -> None:
     assert one_line(" a\rb\n c\r") == "a b  c"
     found = RuntimeTranslation("x ||| y", -0.5, -1.25)
     assert (
         _shown(found, 3, 2, score=False)
         == "3 ||| x &#124;&#124;&#124; y ||| logprob= -1.250000 ||| -0.500000"
     )
-
-
-def test_text_is_normalised_alike() -> None:
     from econmt.data.text import vocabulary
 
     for text in ("  a\u00a0", "e\u0301", "\u3000x y\u2009"):

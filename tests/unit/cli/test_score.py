@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from econmt.cli.evaluate import _comparison_text
-from econmt.evaluation import scoring
 from econmt.evaluation.metrics import Comparison, Significance
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
@@ -182,26 +181,6 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
             assert row.score == pytest.approx(expected, abs=1e-4)
 
 
-def test_batches_are_as_large_as_the_option_says(
-    call: Call, lists: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    real = scoring.batches_by_length
-    patched = lambda lengths, size, most: sizes.append(size) or real(lengths, size, most)  # noqa: E731
-    monkeypatch.setattr(scoring, "batches_by_length", patched)
-    for command in (f"rerank -i {lists} -s {tmp_path / 'source'} -m", "score -m"):
-        call(command, word_model, "--batch-size", 2, text="a\tA\n").succeeded()
-    assert sizes == [2] * max(2, len(sizes))
-
-
-def test_markup_comes_back(call: Call, word_model: Path) -> None:
-    found = call("translate", "-m", word_model, "--markup", text="<b>a b</b> c\n<p></p>\n").lines
-    (plain,) = call("translate", "-m", word_model, text="a b c\n").lines
-    assert found[0].replace("<b>", "").replace("</b>", "").split() == plain.split()
-    assert found[0].index("<b>") < found[0].index("</b>")
-    assert found[1] == "<p></p>"
-
-
 def test_paragraphs(call: Call, word_model: Path) -> None:
     text = "a b! C\n\nd\ne f! G? H\n"
     found = call("translate", "-m", word_model, "--split-sentences", "--chunk-size", 2, text=text)
@@ -217,17 +196,6 @@ def test_paragraphs(call: Call, word_model: Path) -> None:
     assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
     later = call("translate", "-m", word_model, "--chunk-size", 1, text="d\n\na b! C\n")
     assert "standard input:3: 1 line has several sentences" in later.err
-
-
-def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, copy: Path) -> None:
-    text = (copy / "recipe.yaml").read_text()
-    assert "block_ngram_repeat: 0" in text
-    (copy / "recipe.yaml").write_text(text.replace("block_ngram_repeat: 0", "block_ngram_repeat: 1"))
-    blocked = call("translate -m", copy, text=TEXT).lines
-    assert blocked == call("translate --block-ngram-repeat 1 -m", word_model, text=TEXT).lines
-    free = call("translate --block-ngram-repeat 0 -m", copy, text=TEXT).lines
-    assert free == call("translate -m", word_model, text=TEXT).lines
-    assert all(len(set(line.split())) == len(line.split()) for line in blocked)
 
 
 REFERENCES = [

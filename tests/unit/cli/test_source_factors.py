@@ -52,6 +52,11 @@ def factored_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _few_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", 3)
+
+
 @pytest.fixture(scope="module")
 def model(factored_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = ("training.max_updates=100", "training.checkpoint_interval=100", "training.decode_and_evaluate=0")

@@ -292,7 +292,7 @@ def test_the_source_language_finds_the_terms_of_a_glossary() -> None:
     assert GlossaryTerms(glossary).of("IŞIK", "light", random.Random(1)) == []
 
 
-def test_aligned_words_differ_in_case_only_by_the_rules_of_their_languages() -> None:
+def test_case_follows_the_languages_in_alignments_and_in_noise() -> None:
     """The word is aligned only if its spellings are one word."""
     pairs = [("ışık a", "light b"), ("IŞIK c", "LIGHT d")] * 3
     drawn = [
@@ -300,9 +300,6 @@ def test_aligned_words_differ_in_case_only_by_the_rules_of_their_languages() -> 
         for languages in (("tr", "en"), ("en", "tr"))
     ]
     assert [[each.target for each in terms] for terms in drawn] == [["light"], []]
-
-
-def test_noise_writes_the_capitals_of_the_languages() -> None:
     draw = np.random.Generator(np.random.PCG64(1))
     assert changed_text(UPPER, "iki ışık", "big city", draw, ("tr", "en")) == ("İKİ IŞIK", "BIG CITY")
     assert changed_text(TITLE, "big inn", "iki ışık", draw, ("en", "az")) == ("Big Inn", "İki Işık")

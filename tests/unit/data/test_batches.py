@@ -150,16 +150,13 @@ def test_restored_in_the_middle_it_goes_on_the_same(
         assert all(same(next(again), next(stream)) for _ in range(2 * stream.batches_per_epoch))
 
 
-def test_each_epoch_and_seed_has_other_batches_not_only_another_order_of_them(store: TokenStore) -> None:
+def test_each_epoch_and_seed_has_other_batches_mixed_anew(store) -> None:
     stream = iterator(store)
     first, second = epoch_of(stream), epoch_of(stream)
     together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
     assert len(together[0] & together[1]) < len(first) // 2
     assert pairs_of(first) != pairs_of(second)
     assert pairs_of(epoch_of(iterator(store, seed=2))) not in (pairs_of(first), pairs_of(second))
-
-
-def test_short_and_long_batches_are_mixed_anew_in_each_epoch(store: TokenStore) -> None:
     stream = iterator(store)
     orders = [[batch.target_output.shape[1] for batch in epoch_of(stream)] for _ in range(2)]
     for order in orders:

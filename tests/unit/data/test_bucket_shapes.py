@@ -152,13 +152,10 @@ def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPa
     assert padded_work(counts, few, rule.work) < 1.05 * padded_work(counts, more, rule.work)
 
 
-def test_grid_shapes_are_those_that_hold_a_pair() -> None:
+def test_grid_shapes_hold_a_pair_and_each_length_goes_to_the_cheapest() -> None:
     counts = np.zeros((8, 6), dtype=np.int64)
     counts[1, 5] = counts[7, 1] = counts[4, 4] = counts[3, 2] = 1
     assert grid_shapes(counts, 4).tolist() == [[4, 4], [8, 4], [4, 8]]
-
-
-def test_each_length_goes_to_the_cheapest_shape_that_holds_it() -> None:
     shapes = np.array([[4, 2], [2, 4], [5, 5]])
     found = choose((7, 6), shapes, PairFlops(1, 2, 0))
     assert [found[each] for each in ((2, 2), (2, 3), (3, 3), (6, 1))] == [0, 1, 2, -1]
@@ -177,6 +174,7 @@ MODELS = {
     "whole target": ("model.decoder.input_feeding=false", "model.decoder.layers=2"),
     "low rank": ("model.encoder.rank=7", "model.decoder.rank=5", "model.decoder.layers=2"),
     "dot": ("model.attention.type=dot",),
+    "one width": tuple(f"model.{name}=96" for name in ("embedding", "encoder.size", "decoder.size")),
     "bilinear": ("model.attention.type=bilinear", "model.encoder.size=96"),
 }
 REFERENCE = Implementations.everywhere("reference")
@@ -211,13 +209,10 @@ def test_the_formula_is_what_is_counted(name: str) -> None:
     assert counted(50, 50) == pytest.approx(formula, rel=0.03)
 
 
-def test_work_of_pairs() -> None:
+def test_work_of_pairs_and_scaled_numbers() -> None:
     found = PairFlops(2, 3, 5).of(np.array([[1], [4]]), np.array([1, 10]))
     assert found.tolist() == [[10, 82], [31, 238]]
     assert found.dtype == np.int64
-
-
-def test_scaled_numbers_have_the_same_ratios() -> None:
     work = PairFlops(7_864_320, 200_250_624, 2048)
     small = work.scaled()
     assert sum(small) < 1 << 21

@@ -199,21 +199,15 @@ def test_words_of_a_number_are_what_the_library_says_written_apart() -> None:
         assert german(number) == words
 
 
-def test_splits_have_their_sizes_and_share_no_number() -> None:
+def test_splits_share_no_number_are_always_the_same_and_have_all_magnitudes() -> None:
     splits = {split: numbers(split) for split in SPLIT_SIZES}
     assert {split: len(found) for split, found in splits.items()} == SPLIT_SIZES
     assert len(set().union(*splits.values())) == sum(SPLIT_SIZES.values())
-
-
-def test_always_the_same() -> None:
     text = "\n".join(f"{source}\t{target}" for source, target in generate("test"))
     assert (
         hashlib.sha256(text.encode()).hexdigest()
         == "f21d3d449fdc92b6f1c7b28f0b8ffbbda20944eb65a201bd471582b3baefcdb6"
     )
-
-
-def test_all_magnitudes_occur() -> None:
     digits = Counter(len(str(number)) for number in numbers("train"))
     assert set(digits) == set(range(1, 10))
     assert min(digits[length] for length in range(4, 10)) > 1000
@@ -348,21 +342,15 @@ def test_different_line_counts(tmp_path: Path, first: int, second: int) -> None:
     assert f"{source} has {first} lines but {target} has {second};" in str(caught.value)
 
 
-def test_table_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
+def test_pairs_are_streamed_counted_and_have_two_columns(tmp_path) -> None:
     file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
         list(read_pairs(Corpus(file, None)))
-
-
-def test_pairs_are_streamed(tmp_path: Path) -> None:
     source, target = put(tmp_path / "t.en", b"a\nb\xff\n"), put(tmp_path / "t.de", b"c\nd\n")
     pairs = read_pairs(Corpus(source, target))
     assert next(pairs) == ("a", "c")
     with pytest.raises(InputError, match=r"t\.en:2"):
         next(pairs)
-
-
-def test_lines_are_counted_as_they_are_read(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.en", tmp_path / "a.en.gz"
     for content in (b"one\ntwo\n", b"one\ntwo", b"\n", b"one\r\n\xe2\x80\xa8two\n"):
         plain.write_bytes(content)

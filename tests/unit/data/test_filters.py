@@ -56,6 +56,7 @@ def kept(corpus: Path, make_recipe: Make) -> Kept:
         ({"max_words": 29}, [1, 2, 3, 4, 5, 6, 8]),
         ({"max_length_ratio": 3.0}, [1, 3, 4, 5, 6, 7, 8]),
         ({"max_repeats": 2}, [1, 2, 3, 6, 8]),
+        ({"max_length_ratio": 13.0, "max_repeats": 30, "max_words": 30, "min_words": 1}, [*range(1, 9)]),
         ({"max_repeats": 3}, [1, 2, 3, 4, 5, 6, 8]),
         ({"duplicates": "pairs"}, [1, 2, 3, 4, 5, 7, 8]),
         ({"duplicates": "source"}, [1, 2, 3, 5, 7, 8]),

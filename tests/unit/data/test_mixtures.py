@@ -35,10 +35,10 @@ def mixture(firsts: list[int], pairs: int, **settings: Any) -> Mixture:
 
 
 def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
-    mixed, again = (
-        mixture([0, 10], 17, weights=[[1, 2], [3, 0]], epochs=[5], epoch_pairs=16) for _ in range(2)
-    )
-    assert [mixed.counts(epoch) for epoch in (0, 4, 5, 99)] == [[5, 11], [5, 11], [16, 0], [16, 0]]
+    stages = {"weights": [[1, 2], [3, 0], [1, 1]], "epochs": [5, 2]}
+    mixed, again = (mixture([0, 10], 17, **stages, epoch_pairs=16) for _ in range(2))
+    counts = [[5, 11], [5, 11], [16, 0], [16, 0], [8, 8], [8, 8]]
+    assert [mixed.counts(epoch) for epoch in (0, 4, 5, 6, 7, 99)] == counts
     seen = [mixed.pairs(epoch).tolist() for epoch in range(9)]
     assert all(len(epoch) == 16 for epoch in seen)
     for first, end in ((0, 10), (10, 17)):
@@ -49,15 +49,12 @@ def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
     assert seen[0] != seen[2]
 
 
-def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
+def test_largest_remainders_and_empty_corpora() -> None:
     mixed = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 0.1]])
     assert mixed.counts(0) == [4, 4, 1], "as many as all corpora have, since no epoch_pairs are given"
     assert mixture([0, 3, 6], 9, weights=[[0.3, 0.3, 0.4]], epoch_pairs=1).counts(0) == [0, 0, 1]
     equal = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 1.0]], epoch_pairs=5)
     assert equal.counts(0) == [2, 2, 1], "of equal remainders those of the first corpora"
-
-
-def test_an_empty_corpus_must_have_no_weight() -> None:
     with pytest.raises(InputError, match=r"data\.mixing\.weights: b has no training pairs left"):
         mixture([0, 9], 9, weights=[[1, 0], [1, 1]], epochs=[1])
     assert mixture([0, 9], 9, weights=[[1, 0]]).counts(0) == [9, 0]
@@ -229,13 +226,13 @@ def test_what_each_noise_does() -> None:
     assert changed_text(TITLE, "it's a  dOg", "ein Hund", draw) == ("It's A  DOg", "Ein Hund")
     source, target = changed_text(EMOJI, "a dog", "ein Hund", draw)
     assert set(source.split()) - {"a", "dog"} == set(target.split()) - {"ein", "Hund"} != set()
-    places = set()
+    places = []
     for seed in range(20):
         pair = changed_text(EMOJI, "a dog", "ein Hund", np.random.Generator(np.random.PCG64(seed)))
         first, last = ({text.split(" ")[end] for text in pair} for end in (0, -1))
         assert min(len(first), len(last)) == 1, "the same one, on the same end of both sides"
-        places.add(len(first))
-    assert places == {1, 2}
+        places.append(len(first))
+    assert 10 < places.count(2) < 20, "at the end of three of four"
     source, target = changed_text(MARKUP, "a dog", "ein Hund", draw)
     begin, end = source.split("a dog")
     assert target == f"{begin}ein Hund{end}"

@@ -110,7 +110,7 @@ def check_rows(vocabularies: Vocabularies, batch: Batch) -> None:
         check(vocabularies, row[: length - 1])
 
 
-def test_numbers_there_and_back() -> None:
+def test_numbers_there_and_back_in_the_types_of_the_store() -> None:
     sizes = (11, 5, 7)
     parts = [torch.randint(0, size, (3, 4)) for size in sizes]
     whole = joined_ids(parts[0], parts[1:], sizes)
@@ -119,9 +119,6 @@ def test_numbers_there_and_back() -> None:
     assert joined_ids(10, [4, 6], sizes) == 11 * 5 * 7 - 1
     assert separate_ids(9, (11,)) == [9]
     assert joined_ids(EOS, [PAD, PAD], sizes) == EOS
-
-
-def test_types_of_the_store() -> None:
     sizes = {1 << 16: "<u2", (1 << 16) + 1: "<u4", 1 << 32: "<u4", (1 << 32) + 1: "<u8"}
     assert {size: token_type(size).str for size in sizes} == sizes
     large = WordVocabulary([str(number) for number in range(3000)])
@@ -347,6 +344,7 @@ def test_the_most_probable_come_first(links: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lexicon, "_LINKS", links)
     found = learn_lexicon(PAIRS, SIZES, keep=3, iterations=4)
     assert found.shape == (7, 3)
+    assert learn_lexicon([([5], [7, 6])], (6, 8), 2)[5].tolist() == [6, 7], "equal ones by number"
     expected = naive(4)
     for source in range(7):
         row = expected.get(source, {})

@@ -354,11 +354,8 @@ def test_place_of_the_store(make_recipe: MakeRecipe) -> None:
     assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")
 
 
-def test_quantiles() -> None:
+def test_quantiles_and_reasons_of_pairs_that_are_left_out() -> None:
     assert length_quantiles(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 20])) == [1, 4, 6, 8, 20, 20, 20]
-
-
-def test_pairs_that_are_left_out_are_counted_with_the_reason() -> None:
     recipe = load_recipe("quickstart", ["data.max_length=60"])
     counts = {"lines": 12_000, "too_long": 1_500, "empty": 2}
     prepared = cast(PreparedData, SimpleNamespace(statistics={"train": counts}))

@@ -49,43 +49,28 @@ def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return learn(tmp_path_factory.mktemp("joint"), type=request.param, size=120)
 
 
-def test_ids_of_the_special_tokens(joint: Vocabularies) -> None:
+def test_text_and_ids_there_and_back(joint) -> None:
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
     assert tuple(joint.source.tokens([PAD, UNK, BOS, EOS])) == SPECIAL_TOKENS
-
-
-def test_many_is_one_by_one(joint: Vocabularies) -> None:
     assert joint.source is joint.target
     assert joint.source.size <= 120
     texts = [text for pair in PAIRS[:3] for text in pair] + ["", "unseen 漢"]
     assert joint.source.encode_many(texts) == [joint.source.encode(text) for text in texts]
     assert joint.source.encode_many([]) == []
-
-
-def test_composed_and_decomposed_spellings_are_one(joint: Vocabularies) -> None:
     composed = unicodedata.normalize("NFC", PAIRS[2][1])
     decomposed = unicodedata.normalize("NFD", composed)
     assert composed != decomposed
     assert joint.target.encode(decomposed) == joint.target.encode(composed)
     assert joint.target.decode(joint.target.encode(decomposed)) == composed
-
-
-def test_what_comes_back_is_the_text_but_for_blanks(joint: Vocabularies) -> None:
     for text in (*itertools.chain(*PAIRS[:3]), "ＡＢＣ ﬁ ½ ²", "  A  man "):
         ids = joint.source.encode(text)
         assert min(ids) > EOS
         assert joint.source.decode(ids) == " ".join(text.split())
     assert joint.source.encode("") == joint.source.encode("   ") == []
-
-
-def test_unknown_characters_and_special_ids_in_output(joint: Vocabularies) -> None:
     ids = joint.source.encode("man 漢字 and")
     assert ids.count(UNK) == 1
     assert joint.source.decode(ids) == "man <unk> and"
     assert joint.source.decode([BOS, *joint.source.encode("A man"), EOS, PAD, PAD]) == "A man"
-
-
-def test_marks_written_in_the_text_are_text(joint: Vocabularies) -> None:
     for mark in ("</s>", "<s>", "<pad>"):
         assert not {PAD, BOS, EOS} & set(joint.source.encode(f"A {mark} man"))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from econmt.config.recipe import parse_recipe
+from econmt.data.batching import text_batches
 from econmt.data.batching.store import open_prepared, prepare
 from econmt.data.batching.text_batches import TextBatch, TextBatches, whole_text
 from econmt.data.batching.token_store import TokenStore
@@ -132,6 +133,10 @@ def test_jittered_windows_differ_from_epoch_to_epoch_and_are_few(tmp_path: Path)
     longest = batches.worst_batch()
     assert longest.inputs.shape[1] == 40
     assert {shape.target for shape in batches.shapes()} >= {40}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_batches, "JITTER", 100)
+        wide = TextBatches(batches._text.store, 4, 20, jitter=True)
+        assert max(next(wide).inputs.shape[1] for _ in range(9)) == 40
 
 
 def test_parts_of_a_batch_and_shares_of_ranks_keep_their_rows(store: TokenStore) -> None:

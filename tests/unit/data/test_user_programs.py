@@ -114,13 +114,10 @@ def test_endless_output_is_ended(monkeypatch: pytest.MonkeyPatch, held: Callable
     assert (len(b"\n".join(lines)), code, said) == (99_999, 0, "end")
 
 
-def test_what_a_program_leaves_running_is_not_waited_for(held: Callable[[], bool]) -> None:
+def test_what_a_program_leaves_running_is_not_waited_for_and_it_is_stopped_on_request(held) -> None:
     """Another process holds its standard output and error."""
     assert run("sleep 1000 3>$HELD & echo a", [], keep_errors=True) == ([b"a"], 0, "")
     assert held(), "what the program has started ends with it"
-
-
-def test_a_program_is_stopped_on_request(held: Callable[[], bool]) -> None:
     sleeps = ["sh", "-c", "exec 3>$HELD; sleep 1000"]
     with pytest.raises(InterruptedError), start_program(sleeps, []) as program:
         list(program.output(lambda: True))

@@ -40,7 +40,7 @@ def darkest(image: np.ndarray) -> tuple[float, float]:
     return float(rows.mean() / image.shape[0]), float(columns.mean() / image.shape[1])
 
 
-def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path: Path) -> None:
+def test_rows_columns_ends_of_sentences_and_signs(tmp_path) -> None:
     corner, right, below = (torch.zeros(4, 4) for _ in range(3))
     corner[0, 0], right[0, 3], below[3, 0] = 1.0, 1.0, 1.0
     places = [darkest(drawn(attention, tmp_path / "a.png")) for attention in (corner, right, below)]
@@ -48,21 +48,12 @@ def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path: Path) -> Non
     assert places[1][1] > places[0][1] + 0.3
     assert places[2][1] == pytest.approx(places[0][1], abs=0.01)
     assert places[2][0] > places[0][0] + 0.3
-
-
-def test_end_of_sentence_may_be_there_or_not(tmp_path: Path) -> None:
     for shape in ((3, 3), (4, 3), (4, 4)):
         assert drawn(torch.full(shape, 0.25), tmp_path / "a.png").size > 0
-
-
-def test_a_matrix_of_another_sentence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\(3, 5\) does not fit 3 source tokens"):
         draw_attention(torch.zeros(3, 5), SOURCE, TARGET, tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"\(2, 3\) does not fit 3 target tokens"):
         draw_attention(torch.zeros(2, 3), SOURCE, TARGET, tmp_path / "a.png")
-
-
-def test_the_sign_for_a_space_can_be_read_and_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
     assert token_label("\u2581zwanzig") == "\u2423zwanzig"
     draw_attention(torch.zeros(1, 1), ["$"], ["$x_$"], tmp_path / "a.png")
     assert pixels(tmp_path / "a.png").size > 0
@@ -140,6 +131,9 @@ def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> 
     tokens = copied(attention, ids, subwords.target.tokens(ids), text, subwords)
     assert tokens == ["▁ein", "☃"]
     assert subwords.target.joined(tokens) == "ein☃"
+    assert copied(seeing([1], 2), [UNK], ["<unk>"], text, subwords) == ["ein"], (
+        "the end is no word of a cut source"
+    )
     # What the source vocabulary knows is copied as a word; U+2581 is a space.
     last = seeing([0, len(source) - 1], len(source) + 1)
     for spaced in (text, text.replace(" ", "▁")):

@@ -127,13 +127,10 @@ def test_tags_of_a_page_stand_at_their_words(
     assert problems(page, passage) == []
 
 
-def test_a_translation_can_write_no_tag() -> None:
+def test_a_translation_can_write_no_tag_and_names_are_looked_for_once() -> None:
     for page in ("<p>a</p>", "<p>a <b>b</b></p>"):
         passage = html_passage(page, SPLIT)
         assert "&lt;script&gt;&amp;" in passage.written([translation("<script>& b")])
-
-
-def test_names_that_are_never_closed_are_looked_for_once() -> None:
     names = [f"x{number}" for number in range(5_000)]
     page = "".join(f"<{name} translate=no>" for name in names)
     assert in_capitals(html_passage(f"{page}a", SPLIT)) == f"{page}A"

@@ -212,13 +212,10 @@ def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
     agree(found, native_search(model, *BATCH, SearchOptions(beam_size=4)), 0.0)
 
 
-def test_no_sentence_is_no_search() -> None:
+def test_no_sentence_is_no_search_and_no_finite_number_no_translation() -> None:
     model = IncrementalModel(make_model("additive"))
     source, lengths, limits = BATCH
     assert native_search(model, source[:0], lengths[:0], limits[:0], SearchOptions()) == []
-
-
-def test_numbers_that_are_not_finite_give_no_translation() -> None:
     model = make_model("additive")
     with torch.no_grad():
         model.output.bias[9] = torch.nan

@@ -103,6 +103,9 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
         Phrase(tuple(target.encode("ein Haus")), True),
     )
     assert constraints.prefix == tuple(target.encode("der"))
+    both = ConstraintCompiler(target, ["Mann"]).of(Request("a", avoid=["Haus"]), "x:1").avoidances
+    found = [any(each.is_in(target.encode(word)) for each in both) for word in ("Mann", "Haus", "Hund")]
+    assert found == [True, True, False]
 
 
 def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies) -> None:

@@ -180,7 +180,7 @@ def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> No
             torch.testing.assert_close(hypothesis.attention, torch.stack(expected))
 
 
-def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
+def test_what_is_finished_leaves_the_batch_and_what_is_not_finite_gives_nothing() -> None:
     model = ToyModel(end_bias=1.0)
     search(model, [0, 1, 2, 3, 4, 5], limit=12, beam_size=3)
     assert model.encoded == 1
@@ -189,8 +189,6 @@ def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     assert model.held[-1] <= 2
     assert all(4 * after <= 3 * before for before, after in pairwise(model.held) if after != before)
 
-
-def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> torch.Tensor:
             return torch.full((self.size,), torch.nan)

@@ -104,6 +104,10 @@ def test_what_is_wished_is_listed() -> None:
     assert "qrs" in one.text
     (alone,) = translator(shortlists).translate(["abc"])
     assert plain.text == alone.text
+    same = torch.full((2, 1), 4)
+    others = (~shortlists.allowed(same, [[], []])[0]).nonzero()[:2, 0].tolist()
+    allowed = shortlists.allowed(same, [others[:1], others[1:]])
+    assert allowed[:, others].tolist() == [[True, False], [False, True]], "each its own"
 
 
 def drawn(
@@ -150,12 +154,9 @@ def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
             assert hypothesis.score == pytest.approx(expected / (len(hypothesis.ids) + 1), abs=1e-5)
 
 
-def test_the_least_length_moves_the_limit_of_draws() -> None:
+def test_draws_depend_on_the_least_length_and_the_sentences_number() -> None:
     for found in drawn(ToyModel(1, end_bias=5.0), [0, 1, 2], nbest_size=3, min_output_length=6):
         assert [(len(each.ids), each.cut) for each in found] == [(6, True)] * 3
-
-
-def test_draws_depend_on_the_sentences_number_and_not_on_its_batch() -> None:
     together = all_ids(drawn(ToyModel(), [0, 1, 2], [10, 11, 12], nbest_size=6))
     assert all_ids(drawn(ToyModel(), [1], [11], nbest_size=6)) == [together[1]]
     assert all_ids(drawn(ToyModel(), [1], [99], nbest_size=6)) != [together[1]]
@@ -182,15 +183,12 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(top: int, temperature: f
     )
 
 
-def test_tokens_without_probability_are_never_drawn() -> None:
+def test_uniform_numbers_and_tokens_without_probability() -> None:
     log_probs = torch.tensor([[-torch.inf, math.log(0.5), -torch.inf, math.log(0.5), -torch.inf]]).repeat(
         3, 1
     )
     edges = torch.tensor([0.0, 0.5, 1.0 - 2.0**-24], dtype=torch.float64)
     assert draw(log_probs, edges, 0, 1.0).tolist() == [1, 3, 3]
-
-
-def test_uniform_numbers_are_uniform_and_independent_of_how_many_are_asked_for() -> None:
     numbers = uniform_numbers(7, 3, 50, 200)
     assert numbers.shape == (200, 50)
     assert float(numbers.min()) >= 0.0

@@ -349,23 +349,17 @@ def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], exp
     assert (prefix == "Işık ile") == (languages[1] == "tr")
 
 
-def test_broken_parameters_are_told_with_the_line() -> None:
+def test_broken_parameters_modes_and_plain_formats() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> Tensor:
             return torch.full((self.size,), torch.nan)
 
     with pytest.raises(EconmtError, match=r"input:2: the model gives no finite probability"):
         list(translator(Broken()).translate(["", "a"]))
-
-
-def test_evaluation_mode_comes_and_goes() -> None:
     on, off = nn.Dropout(), nn.Dropout().eval()
     with evaluation_mode([on, off, object()]):
         assert not on.training
     assert (on.training, off.training) == (True, False)
-
-
-def test_plain_formats() -> None:
     found, blank = translator().translate(["ab", ""])
     assert [format_translation(each, "translation") for each in (found, blank)] == ["ab", ""]
     assert [format_translation(each, "score") for each in (found, blank)] == ["-0.100000\tab", "0.000000\t"]

@@ -101,7 +101,7 @@ def test_references_are_kept_where_the_teacher_fails(tmp_path: Path) -> None:
         lines = (tmp_path / str(most) / "text/train.de").read_text().split("\n")
         assert lines[0] == f"der Hund rennt schnell {first}"
         assert (text.statistics.chosen, text.statistics.kept) == counts
-    made(tmp_path / "alone", lists=lists, most=9)
+    assert made(tmp_path / "alone", lists=lists, most=9).statistics.blank == 1, "of the sources"
     assert (tmp_path / "alone/text/train.de").read_text() == "ein Hund\n\n\n", "without references"
 
 

@@ -378,38 +378,29 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
     ]
 
 
-def test_gradients_of_an_update_without_graphs_are_not_in_the_next_one() -> None:
+def test_updates_without_graphs_and_batches_that_are_split_leave_nothing() -> None:
     eager, step, graphed = twin(AsksTask, several=True)
     first, five, _ = bags()
     updates = [[first, five], [first, first]]
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
     assert replays(graphed) == [2]
-
-
-def test_batches_that_are_split_later_take_no_memory_for_graphs() -> None:
     eager, step, graphed = twin()
     batches = bags(2)
     assert_same(train(step, graphed, [batches, batches]), train(eager, eager, [batches, batches]))
     assert graphed.captured == 0
 
 
-def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> None:
+def test_captures_that_fail_leave_nothing() -> None:
     eager, step, graphed = twin(several=True)
     updates = [bags(2)]
     full(TrainingStep, "finish_and_update", lambda: graphed(updates[0]))
     assert replays(graphed) == [0, 0]
     step.clear()  # as the trainer does
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
-
-
-def test_a_capture_that_fails_has_updated_nothing() -> None:
     step = bag_step(BagTask, "training.optimizer_in_backward=always")
     batch, *_ = bags()
     full(FusedOptimizer, "clip_and_step_parts", lambda: GraphedStep(step).capture(batch))
     assert not step.is_partly_updated
-
-
-def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
     _, step, graphed = twin(several=True)
     batch, *_ = bags()
     before = [torch.ones_like(part) for part in step.model.parameters()]

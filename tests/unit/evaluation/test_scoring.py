@@ -79,15 +79,12 @@ def test_pairs_of_similar_work_share_a_batch() -> None:
         assert model.shapes == batches
 
 
-def test_the_vocabulary_is_taken_a_slice_of_rows_at_a_time() -> None:
+def test_a_slice_of_rows_at_a_time_and_no_blank_sources() -> None:
     long = " ".join("abc"[i % 3] for i in range(ROWS_AT_ONCE))
     model = Bigram(2)
     found = list(scorer(model).score([("a", long), ("a", "b")]))
     assert found[0].log_probability == pytest.approx(model.log_probability(1, WORDS.encode(long)), rel=1e-5)
     assert found[1].log_probability == pytest.approx(model.log_probability(1, [5]), abs=1e-5)
-
-
-def test_blank_sources_do_not_reach_the_model() -> None:
     model = Bigram(1)
     empty, impossible = scorer(model).score([("", ""), ("  ", "a")])
     assert empty.log_probability == 0.0

@@ -85,14 +85,11 @@ def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         rates.take("c")
 
 
-def test_a_key_that_is_not_needed_gives_no_more_requests() -> None:
+def test_keys_that_are_not_needed_and_described_routes() -> None:
     service = Service([], Settings(requests_a_minute=1), Keys())
     service._admit("a", "address")
     with pytest.raises(Refused):
         service._admit("b", "address")
-
-
-def test_every_route_is_described() -> None:
     routes = Service([], Settings(), Keys()).application().routes
     served = {(method.lower(), route.path) for route in routes for method in route.methods - {"HEAD"}}  # type: ignore[attr-defined]
     pages = {("get", path) for path in page_files()}

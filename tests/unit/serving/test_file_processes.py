@@ -33,13 +33,10 @@ def read(content: bytes, task: FileTask = TEXT) -> list[tuple[str, bool]]:
     return asyncio.run(FileProcesses().read(task, content))
 
 
-def test_a_process_starts_without_large_packages() -> None:
+def test_a_file_goes_through_a_process_without_large_packages() -> None:
     large = ["torch", "numpy", "sentencepiece", "pydantic", "rich", "asyncio", "starlette"]
     program = f"import sys, econmt_serve.file_worker; print([m for m in {large} if m in sys.modules])"
     assert run_python("-c", program).stdout == "[]\n"
-
-
-def test_a_file_is_read_and_written_in_a_process() -> None:
     task, content = FileTask("text/html", ("en", "de"), 30), b"<p>A <b>dog</b> runs. It barks."
     assert read(content, task) == [("A dog runs.", True), ("It barks.", False)]
     assert read(b"A dog. It barks.", TEXT._replace(languages=None)) == [("A dog. It barks.", False)]

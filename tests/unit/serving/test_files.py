@@ -155,15 +155,12 @@ def test_numbers_and_addresses_of_a_document_stay() -> None:
     assert ">3</w:t>" in part(written, "footer1.xml")
 
 
-def test_lines_without_words_count_as_text() -> None:
+def test_lines_without_words_count_and_pages_keep_their_encoding() -> None:
     text = b"1 2 3\n\n A dog. \n4 "
     assert sentences_of(text, "text/plain", SPLIT, 12) == ["1 2 3", "A dog.", "4"]
     with pytest.raises(Refused, match="more than the 11 characters"):
         read_file(text, "text/plain", SPLIT, 11)
     assert sentences_of(b"<p>1 2 3</p><p>A dog.</p>", "text/html", SPLIT, 6) == ["A dog."]
-
-
-def test_pages_keep_their_encoding() -> None:
     page = '<meta charset="iso-8859-1"><p>caf\u00e9</p>'.encode("latin-1")
     file = read_file(page, "text/html", TextDivision())
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
@@ -188,20 +185,14 @@ def test_an_answer_has_the_encoding_it_names() -> None:
         assert file.written([same("\u0442\u044b")]) == written
 
 
-def test_a_text_is_answered_in_utf_8_if_its_encoding_lacks_a_character() -> None:
+def test_encodings_are_those_of_the_web_and_fall_back() -> None:
     file = read_file(b"caf\xe9", "text/plain; charset=iso-8859-1", TextDivision())
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
     assert file.written([same("\u0434")]) == ("\u0434".encode(), "text/plain; charset=utf-8")
-
-
-def test_labels_are_those_of_the_web() -> None:
     assert len(encodings._BY_LABEL) == 221, "of the standard's 228, without replacement and x-user-defined"
     for label, encoding in encodings._BY_LABEL.items():
         assert "a".encode(encoding.codec).decode(encoding.codec) == "a"
         assert encodings.web_encoding(f" {label.upper()}\n") == encoding
-
-
-def test_a_document_of_another_encoding_gets_references() -> None:
     latin = HEAD.replace("UTF-8", "ISO-8859-1"), "latin-1"
     read = WordDocument(document("<w:p><w:r><w:t>f\xfcnf</w:t></w:r></w:p>", *latin), SPLIT)
     assert [each.text for each in read.sentences] == ["f\xfcnf"]

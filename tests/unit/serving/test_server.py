@@ -83,10 +83,17 @@ def test_details_hold_what_is_known_of_a_sentence(client: Client, model: Trained
     assert found["milliseconds"] > 0.0
 
 
-def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_too_large_to_be_written_are_refused(
+    client: Client, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = model.translate(["a b c"], nbest_size=2)[0].hypotheses
+    weights = sum(each.attention.numel() for each in both)
+    for most, status in ((weights, 200), (weights - 1, 413)):
+        monkeypatch.setattr(answers, "_MOST_WEIGHTS", most)
+        said = client.post("/translate", q="a b c", details=True, alternatives=1)
+        assert said.status == status
+    assert said.json["error"].endswith("send parts, or set attention to false")
     monkeypatch.setattr(answers, "_MOST_WEIGHTS", 10)
-    said = client.post("/translate", q="a b c", details=True)
-    assert (said.status, said.json["error"].endswith("send parts, or set attention to false")) == (413, True)
     streamed = client.post("/translate", q="a b c", details=True, stream=True)
     assert "send parts" in json.loads(streamed.content)["error"]
     (details,) = client.post("/translate", q="a b c", details=True, attention=False).json["details"]
@@ -195,6 +202,7 @@ def test_what_has_no_words_comes_back_as_it_was(client: Client, model: TrainedMo
     found = client.post("/translate", q=text, details=True, alternatives=1).json
     told = model.translate(["1,234.56 a b"])[0].text
     assert found["translatedText"] == text.replace("1,234.56\ta b", told).replace("c d", two)
+    assert [other.split("\n")[0] for other in found["alternatives"]] == ["3"], "which has no other"
     first, address = found["details"][0], found["details"][2]
     assert (first["source"], first["translation"], first["confidence"]) == ("3", "3", 1.0)
     assert (first["attention"], [each["alignment"] for each in first["nbest"]]) == ([], [[[0, 0]]])

@@ -50,7 +50,7 @@ def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: flo
     return Measurement(op, f"{op} {milliseconds}", "recompute" + level, records, calls)
 
 
-def test_nothing_measured_is_the_rule() -> None:
+def test_the_rule_and_the_choice_of_each_kind() -> None:
     for named in ({}, {"output": "reference"}, {"stash": "cells"}):
         assert choose_implementations(Implementations(**named), []) == RULE._replace(**named)
     # What is named keeps what it keeps by itself.
@@ -58,9 +58,6 @@ def test_nothing_measured_is_the_rule() -> None:
         assert choose_implementations(Implementations(encoder=encoder), []).stash == stash
     on_gpu = Implementations("reference", "reference", "recompute", "recompute", "gates")
     assert choose_implementations(AUTO, [], device="cuda") == on_gpu
-
-
-def test_each_kind_of_op_for_itself() -> None:
     found = [
         measurement("attentional_lstm", reference=1.0, recompute=2.0),
         measurement("linear_cross_entropy", reference=2.0, recompute=1.0),
@@ -69,9 +66,6 @@ def test_each_kind_of_op_for_itself() -> None:
     chosen = Implementations("recompute", "reference", "recompute", "recompute", "gates")
     assert choose_implementations(AUTO, found) == chosen
     assert choose_implementations(Implementations(decoder="recompute"), found).decoder == "recompute"
-
-
-def test_all_calls_of_a_kind_count() -> None:
     both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
     stack = measurement("lstm", reference=2.0, recompute=1.5)
     assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
@@ -106,13 +100,10 @@ def test_a_run_is_as_long_as_its_first_limit() -> None:
     assert updates(patience, "training.max_updates=9999", "training.checkpoint_interval=10") == 30
 
 
-def test_the_shape_of_most_rows_is_measured() -> None:
+def test_the_shape_of_most_rows_is_measured_and_small_models_are_not() -> None:
     """Not that of most batches, of the largest ones, or of the last."""
     shapes = [BatchShape(*sizes) for sizes in ((4, 5, 10, 9), (6, 7, 40, 3), (8, 9, 50, 2), (9, 9, 30, 3))]
     assert frequent_shape(SimpleNamespace(shapes=lambda: shapes)) == Shape(40, 6, 7)  # type: ignore[arg-type]
-
-
-def test_small_models_are_not_measured() -> None:
     small = build_model(load_recipe("quickstart"), 97, 97)
     with torch.device("meta"):
         large = build_model(load_recipe("multi30k"), 8000, 8000)
@@ -187,22 +178,16 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     assert named.trainer().step.implementations[:2] == ("reference",) * 2
 
 
-def test_a_choice_for_another_device_is_made_anew() -> None:
+def test_choices_for_another_device_machine_or_graph() -> None:
     recipe, saved = load_recipe("quickstart", ["ops.output=reference"]), as_saved(RULE, CPU)
     assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
     for other, device in ((saved, torch.device("cuda")), ({}, CPU), ({"device": "cpu"}, CPU)):
         assert saved_choice(recipe, other, device) is None
-
-
-def test_what_a_machine_cannot_run_is_refused() -> None:
     refuse_missing(AUTO, "cpu")
     refuse_missing(Implementations.everywhere("recompute"), "cpu")
     message = r"ops.output=triton: cannot run .* cpu; use one of auto, reference, recompute"
     with pytest.raises(InputError, match=message):
         refuse_missing(Implementations(output="triton"), "cpu")
-
-
-def test_in_cuda_graphs_the_rule_recomputes() -> None:
     with rules_only("cuda"):
         eager = choose_implementations(AUTO, [], device="cuda", precision=NAMED["bfloat16"])
         with captured():

@@ -44,14 +44,11 @@ def test_plateau_follows_the_table_also_through_a_saved_state() -> None:
         assert whole.learning_rate(1) == pytest.approx(0.4 * factor / 3)
 
 
-def test_only_a_plateau_schedule_reduces_and_goes_back() -> None:
+def test_only_a_plateau_schedule_reduces_and_takes_its_own_state() -> None:
     constant = schedule(name="constant", reduce_num_not_improved=1)
     assert not any(constant.checkpoint(False) for _ in range(5))
     assert not constant.goes_back
     assert schedule(name="plateau-reduce").goes_back
-
-
-def test_the_state_of_another_schedule_is_left_aside() -> None:
     plateau = schedule(name="plateau-reduce", reduce_num_not_improved=1)
     plateau.checkpoint(False)
     found = schedule(name="inverse-sqrt", warmup=1)

@@ -73,6 +73,8 @@ def test_the_outlook_says_what_it_is_based_on() -> None:
         in told
     )
     assert told.endswith("600 to 1,800 updates, about 0:05:00 to 0:15:00 here")
+    runs = [load_recipe("multi30k", [f"training.max_updates={last}"]) for last in (1799, 1800)]
+    assert ["20 BLEU" in outlook(run, 453, 0.5) for run in runs] == [False, True]
     assert "an epoch takes about 0:01:53, " in outlook(
         load_recipe("multi30k", ["training.update_interval=2"]), 453, 0.5
     )
@@ -154,15 +156,12 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("cuda:2", "torch sees 2 GPUs here")
 
 
-def test_determinism_and_threads_are_put_back() -> None:
+def test_what_is_put_back_and_peak_memory() -> None:
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     with reproducible(CPU, 1):
         assert torch.get_num_threads() == 1
         assert torch.are_deterministic_algorithms_enabled()
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
-
-
-def test_peak_memory_counts_what_the_process_holds() -> None:
     before = peak_memory(CPU)
     held = torch.ones(1 << 25)  # 128 MiB, which no process held before its peak
     while peak_memory(CPU) == before:

@@ -87,7 +87,7 @@ def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None
     assert path.read_bytes() == "other ä\n".encode()
 
 
-def test_any_flipped_bit_is_found(path: Path) -> None:
+def test_flipped_bits_and_relabelled_types_are_found(path) -> None:
     write_tensors(path, {name: tensors()[name] for name in ("half", "whole")}, METADATA)
     whole = path.read_bytes()
     for place in range(len(whole)):
@@ -95,9 +95,6 @@ def test_any_flipped_bit_is_found(path: Path) -> None:
         for read in (read_tensors, check_tensors):
             with pytest.raises(InputError, match=f"^{path}"):
                 read(path)
-
-
-def test_relabelled_types_are_found(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
     with pytest.raises(InputError, match=rf"^{path}: damaged \(its checksum is wrong\)"):
         read_tensors(path)
