@@ -124,6 +124,10 @@ def test_numbers_there_and_back_in_the_types_of_the_store() -> None:
     large = WordVocabulary([str(number) for number in range(3000)])
     with pytest.raises(InputError, match=r"data\.source_factors: vocabularies of .* are too large together"):
         count_of_ids(Vocabularies(large, large, (large,) * 5))
+    fewer, nine_bits = (WordVocabulary([*SPECIAL_TOKENS, *map(str, range(count))]) for count in (507, 508))
+    assert count_of_ids(Vocabularies(fewer, large, (nine_bits,) * 6)) == 511 << 54
+    with pytest.raises(InputError, match="too large together"):
+        count_of_ids(Vocabularies(nine_bits, large, (nine_bits,) * 6))
 
 
 @pytest.mark.parametrize("subwords", [SUBWORDS, WHOLE], ids=["bpe", "words"])

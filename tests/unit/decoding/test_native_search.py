@@ -17,6 +17,7 @@ from econmt.decoding.search.native import has_native_search, native_search
 from econmt.decoding.search.shortlist import Restricted
 from econmt.model import IncrementalModel, TranslationModel
 from econmt_ops.backends import c as native
+from econmt_ops.backends.c.search import MOST_PLACES
 from tests.unit.decoding.test_real_model import COMBINATIONS, SIZE, SOURCES, VARIANTS, make_model
 from tests.unit.decoding.toy import assert_same
 
@@ -225,6 +226,7 @@ def test_no_sentence_is_no_search_and_no_finite_number_no_translation() -> None:
 @pytest.mark.parametrize(
     "given",
     [
+        {"beam_size": MOST_PLACES + 1},
         {"beam_prune": 1.0},
         {"beam_search_stop": "first"},
         {"block_ngram_repeat": 2},
@@ -240,6 +242,7 @@ def test_no_sentence_is_no_search_and_no_finite_number_no_translation() -> None:
 def test_other_searches_are_not_its(given: dict[str, Any]) -> None:
     model = IncrementalModel(make_model("additive"))
     assert not has_native_search(model, SearchOptions(**given))
+    assert has_native_search(model, SearchOptions(beam_size=MOST_PLACES))
 
 
 def test_other_models_are_not_its() -> None:

@@ -71,6 +71,11 @@ def test_what_cannot_be_used_names_its_line_and_field(line: str, words: str) -> 
     assert len(told) < 400
 
 
+@pytest.mark.parametrize("value", ["null", "[]", '""'])
+def test_fields_that_say_nothing_are_no_matter(value: str) -> None:
+    assert read_request(f'{{"text": "a", "restrict_lexicon": {value}}}', "x:7").text == "a"
+
+
 @pytest.mark.parametrize("text", ["漢字", "漢", "漢 Hund", "\u2581", "カ"])
 def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocabularies, text: str) -> None:
     sentence_constraints = ConstraintCompiler(subwords.target)

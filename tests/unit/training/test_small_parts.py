@@ -6,8 +6,11 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,15 +20,17 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from econmt import errors
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import Averaging, EarlyStopping, Training, load_recipe
+from econmt.data.files import notice
 from econmt.engine.devices import give_back_library_pages, peak_memory, reproducible, resolve_device
 from econmt.engine.step import StepResult
 from econmt.errors import InputError
 from econmt.training.decisions import Pace, RunAverage, end_reason, outlook, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
-from econmt.training.results import WHY_BELOW, draw_learning_curve
+from econmt.training.results import WHY_BELOW, _draw_attention, are_complete, draw_learning_curve
 from econmt.training.update_metrics import MetricsQueue
 from tests.unit.engine.test_step import make_step, make_task
 
@@ -136,6 +141,12 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    try:
+        with Interrupts():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a handler that is set meanwhile stays
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +269,25 @@ def test_without_a_terminal_there_are_plain_lines_and_tensorboard_gets_every_fig
     assert names <= set(events.Tags()["scalars"])
     (event,) = events.Scalars("train/loss")
     assert (event.step, event.value) == (1200, 4.0)
+    # What a resumed run writes takes the place of what came after the checkpoint.
+    for checkpoint, update in ((1200, 1300), (1299, 1301)):
+        resumed = Progress(tmp_path / "log", tmp_path / "tensorboard", Console(quiet=True), checkpoint)
+        with resumed:
+            resumed.updates(FIGURES._replace(update=update))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1200, 1301]
+
+
+def test_when_quiet_only_warnings_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(errors, "quiet", True)
+    progress = Progress(tmp_path / "log", None, Console(quiet=True), 0)
+    for say in (progress.note, notice):
+        say("something")
+        say("warning: something else")
+        assert capfd.readouterr().err == "econmt: warning: something else\n"
+    assert log_of(tmp_path) == ["something", "warning: something else"]
 
 
 def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
@@ -290,6 +320,47 @@ def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool
     state.metrics = [row for row in rows if row["update"] <= update]
     assert bool(average.checkpoint(state)) == begins
     assert state.average_from == (update if begins else None)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chosen"),
+    [
+        ([3, 4, 24, 25], 2),
+        ([3, 25, 26], 0),
+        ([4, 9, 9], 1),
+        ([26, 25], 1),
+        ([3, 2, 2, 30], 1),
+        ([-5, 3], 1),
+        ([-5], None),
+        ([], None),
+    ],
+)
+def test_the_longest_readable_translation_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], chosen: int | None
+) -> None:
+    """A negative length stands for a translation without tokens."""
+    results, asked = "econmt.training.results", list[Any]()
+
+    def translate(requests: Sequence[Any]) -> list[Any]:
+        asked.extend(requests)
+        return [SimpleNamespace(attention=torch.ones(1), source_tokens=[], tokens=[])]
+
+    monkeypatch.setattr(f"{results}.Translator", lambda *_, **__: SimpleNamespace(translate=translate))
+    monkeypatch.setattr(f"{results}.draw_attention", lambda *_: [])
+    found = [SimpleNamespace(source_tokens=["a"] * abs(n), tokens=["b"] * (n >= 0)) for n in lengths]
+    folder, made = SimpleNamespace(pictures=tmp_path), MagicMock()
+    pictures = _draw_attention(folder, found, [*range(len(lengths))], made)
+    assert (pictures, asked) == (([], []) if chosen is None else ([tmp_path / "attention.png"], [chosen]))
+
+
+@pytest.mark.parametrize(("update", "test"), [(4, "new"), (4, None), (3, "news"), (5, "news"), (4, "news")])
+def test_results_of_another_update_or_test_text_are_not_complete(
+    monkeypatch: pytest.MonkeyPatch, update: int, test: str | None
+) -> None:
+    made = SimpleNamespace(update=4, test="news")
+    monkeypatch.setattr("econmt.training.results.read_results", lambda _: made)
+    recipe = SimpleNamespace(data=SimpleNamespace(test=test))
+    assert are_complete(SimpleNamespace(), recipe, update) == ((update, test) == (4, "news"))
 
 
 def drawn(metrics: list[dict[str, float]], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:

@@ -212,6 +212,10 @@ def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_r
     message = not_finite(reading, trainer.prepared.train, trainer._last_good())
     assert message.startswith("the gradient is not finite at update 3")
     assert "and 4 more; there is no checkpoint yet" in message
+    for count, cut in ((8, False), (9, True)):
+        few = reading._replace(indices=[torch.arange(count).numpy()])
+        assert (" and 1 more" in not_finite(few, trainer.prepared.train, "")) == cut
+        assert " and 0 more" not in not_finite(few, trainer.prepared.train, "")
 
 
 PLATEAU = ("training.schedule={name: plateau-reduce, reduce_factor: 0.5, reduce_num_not_improved: 1}",)
