@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import warnings
 from ast import literal_eval
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+import econmt
 from econmt.decoding.text_reader import TextReader
 from econmt.errors import InputError
 from tests.unit.cli.conftest import Call
@@ -109,7 +111,38 @@ distill MODEL -s TEXT/one.src -t TEXT/one.zh -o NEW --shard-lines 7 --shortlist 
 """
 
 
-CASES = re.findall(r"^(\S.*)\n    (.*)$", ARRIVING, re.MULTILINE)
+IN_PYTHON = """
+model.translate(['a'], avoid=['b'], glossary='g', restrict_lexicon='l', restrict_lexicon_topk=3, language_model='m')
+    econmt.api.translation.TrainedModel.translator  avoid=['b']  glossary=g  restrict_lexicon=l  restrict_lexicon_topk=3  language_model=m  batch_size=None
+model.translate(['a'], beam_size=4, nbest_size=2, batch_size=5, seed=7)
+    econmt.api.translation.TrainedModel.translator  search={'beam_size': 4, 'nbest_size': 2, 'seed': 7}  batch_size=5
+model.translate(['a'], sample=True, top_k=5, replace_unk=True)
+    econmt.api.translation.Translator  options={'sample': 5, 'replace_unk': True, 'nbest_size': 1}  warn=WARN
+model.score(['a'], ['b'], batch_size=5, ensemble_mode='log_linear')
+    econmt.api.translation.Scorer  batch_size=5  mode=log_linear  warn=WARN
+econmt.load('MODEL', 'last', device='cpu', threads=3, precision='bfloat16')
+    econmt.api.interface.load_translation_models  folders=[MODEL]  checkpoints=['last']  device=cpu  threads=3  precision=bfloat16
+econmt.load(['MODEL', 'MODEL'], ['best', 7])
+    econmt.api.interface.load_translation_models  folders=[MODEL, MODEL]  checkpoints=['best', 7]
+econmt.evaluate(['a'], ['b'], ['bleu'], tokenize='char', lowercase=True)
+    econmt.api.interface.make_metric  name=bleu  references=[['b']]  tokenize=char  lowercase=True
+econmt.evaluate(['a'], ['b'], ['ter'])
+    econmt.api.interface.corpus_score  hypotheses=['a']
+econmt.train('quickstart', {'training.seed': 2}, overwrite_output=True)
+    econmt.api.interface.run_recipe  overwrite_output=True  resume_with_changes=False  verify=False
+econmt.train('quickstart', search=[], resume_with_changes=True, verify=True)
+    econmt.api.interface.run_recipe  overwrite_output=False  resume_with_changes=True  verify=True  search=[]
+econmt.train('quickstart', ['training.seed=2'], data_dir='TEXT')
+    econmt.api.interface.load_recipe  overrides=['training.seed=2']
+econmt.train('quickstart', {'training.seed': 2, 'output': 'ä'})
+    econmt.api.interface.load_recipe  overrides=['training.seed=2', 'output="ä"']
+econmt.train('quickstart', data_dir='TEXT', quiet=True)
+    econmt.api.interface.search_path  data_dir=TEXT
+"""
+
+
+def cases(table: str) -> list[tuple[str, str]]:
+    return re.findall(r"^(\S.*)\n    (.*)$", table, re.MULTILINE)
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +177,18 @@ def record(monkeypatch: pytest.MonkeyPatch, name: str) -> dict[str, Any]:
     return arguments
 
 
-@pytest.mark.parametrize(("command", "arrival"), CASES)
+def check(arguments: dict[str, Any], expected: list[str]) -> None:
+    for name, _, value in (each.partition("=") for each in expected):
+        found = arguments[name]
+        if value.startswith("{"):
+            assert {**dict(found), **literal_eval(value)} == dict(found)
+        elif value == "WARN":
+            assert found is warnings.warn
+        else:
+            assert re.sub(r"PosixPath\('(.*?)'\)", r"\1", str(found)) == value, name
+
+
+@pytest.mark.parametrize(("command", "arrival"), cases(ARRIVING))
 def test_options_arrive(
     call: Call, names: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: str, arrival: str
 ) -> None:
@@ -156,9 +200,18 @@ def test_options_arrive(
     arguments = record(monkeypatch, target)
     ended = call(command)
     assert (ended.code, "arrived" in ended.err) == (2, True), ended.err
-    for name, _, value in (each.partition("=") for each in expected):
-        found = arguments[name]
-        if isinstance(found, dict):
-            assert {**found, **literal_eval(value)} == found
-        else:
-            assert re.sub(r"PosixPath\('(.*?)'\)", r"\1", str(found)) == value, name
+    check(arguments, expected)
+
+
+@pytest.mark.parametrize(("code", "arrival"), cases(IN_PYTHON))
+def test_arguments_arrive(
+    names: dict[str, str], monkeypatch: pytest.MonkeyPatch, code: str, arrival: str
+) -> None:
+    words = re.compile(r"\b(MODEL|TEXT)\b")
+    code, arrival = (words.sub(lambda word: names[word[0]], each) for each in (code, arrival))
+    model = econmt.load(names["MODEL"])
+    target, *expected = re.split("  +", arrival)
+    arguments = record(monkeypatch, target)
+    with pytest.raises(InputError, match="arrived"):
+        eval(code, {"econmt": econmt, "model": model})
+    check(arguments, expected)
