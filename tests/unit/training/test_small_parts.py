@@ -168,11 +168,26 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_put_back_and_peak_memory() -> None:
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    with reproducible(CPU, 1):
-        assert torch.get_num_threads() == 1
-        assert torch.are_deterministic_algorithms_enabled()
-    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+    switches: Any = torch.utils.deterministic
+
+    def settings() -> tuple[int, bool, bool, bool]:
+        modes = (
+            torch.are_deterministic_algorithms_enabled,
+            torch.is_deterministic_algorithms_warn_only_enabled,
+        )
+        return torch.get_num_threads(), modes[0](), modes[1](), switches.fill_uninitialized_memory
+
+    before = settings()
+    try:
+        for mode, warns, fills in ((False, False, True), (True, True, False), (True, False, True)):
+            torch.use_deterministic_algorithms(mode, warn_only=warns)
+            switches.fill_uninitialized_memory = fills
+            with reproducible(CPU, 1):
+                assert settings() == (1, True, False, False)
+            assert settings() == (before[0], mode, warns, fills)
+    finally:
+        torch.use_deterministic_algorithms(before[1], warn_only=before[2])
+        switches.fill_uninitialized_memory = before[3]
     before = peak_memory(CPU)
     held = torch.ones(1 << 25)  # 128 MiB, which no process held before its peak
     while peak_memory(CPU) == before:
