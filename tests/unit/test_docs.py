@@ -150,7 +150,7 @@ def test_pages_are_short_in_the_navigation_and_explain_every_dependency() -> Non
         ), page.name
 
 
-def test_files_that_pages_name_exist() -> None:
+def test_files_that_pages_name_exist_and_names_of_the_python_reference_exist() -> None:
     folders = "econmt|econmt_distill|econmt_serve|memory|runtime|ops|scripts|tests|recipes|docs"
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         if page.name == "coming-from.md":  # files of other toolkits
@@ -160,9 +160,6 @@ def test_files_that_pages_name_exist() -> None:
         ):
             if not re.search("NAME|VERB", file):
                 assert (ROOT / file).is_file(), f"{page.name} names {file}"
-
-
-def test_names_of_the_python_reference_exist() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     names = re.findall(r"^\.\. auto(\w+):: ([\w.]+)((?:\n +:.*)*)", text, re.MULTILINE)
     assert len(names) > 8

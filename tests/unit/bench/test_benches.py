@@ -90,7 +90,7 @@ def test_other_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_circumstances_figures_and_columns() -> None:
+def test_circumstances_figures_and_columns_and_a_picture(tmp_path: Path) -> None:
     found = circumstances(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
@@ -103,9 +103,6 @@ def test_circumstances_figures_and_columns() -> None:
     found = table(rows, ("layout", "rows", "failure"), "layouts")
     assert [column.header for column in found.columns] == ["layout", "rows"]
     assert list(map(str, found.columns[1].cells)) == ["64", "16"]
-
-
-def test_a_picture(tmp_path: Path) -> None:
     rows: list[Row] = [{"a": "x", "b": "", "ms": 1.5}, {"a": "y", "b": 2, "ms": 3.0}, {"a": "failed"}]
     draw(rows, tmp_path / "bars.png", label=("a", "b"), value="ms", title="bars")
     assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG"

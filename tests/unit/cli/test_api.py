@@ -260,18 +260,17 @@ def test_training_is_the_command_lines(
             econmt.train(recipe, wrong)
 
 
-def test_the_names_of_the_interface() -> None:
+def test_the_names_of_the_interface_and_what_a_model_says_it_is(
+    word_model: Path, model: econmt.TrainedModel
+) -> None:
     assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]
-
-
-def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -> None:
     count = sum(parameter.numel() for parameter in model.models[0].parameters())
     text = repr(econmt.load([word_model, word_model], device="cpu", precision="float32"))
     assert text.startswith("<TrainedModel reverse, reverse: src to trg, 1 x lstm 8 and 1 x lstm 8, ")
     assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
 
 
-def test_scores_are_those_of_the_command_line(
+def test_scores_are_those_of_the_command_line_and_drawing_by_the_names_of_the_command_line(
     call: Call, model: econmt.TrainedModel, word_model: Path
 ) -> None:
     pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
@@ -284,9 +283,6 @@ def test_scores_are_those_of_the_command_line(
         model.score("a", "A")
     with pytest.raises(InputError, match="generate is for language models"):
         model.generate("a")
-
-
-def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) -> None:
     names = model.search_options({"sample": True, "top_k": 3})
     assert names == model.search_options({"sample": 3})
     assert model.search_options({"sample": True}).sample == 0

@@ -284,15 +284,14 @@ def test_terms_that_are_there_anyway_change_nothing_in_any_mode(
         assert torch.equal(found.attention, expected.attention)
 
 
-def test_a_line_in_capitals_and_markup_keep_their_form(model: econmt.TrainedModel) -> None:
+def test_a_line_in_capitals_and_markup_keep_their_form_and_the_server_annotates_the_terms_of_requests(
+    model: econmt.TrainedModel,
+) -> None:
     found = model.translate(["A B C"], glossary=TERMS, restore_case=True)[0].text
     assert counted(found)[0] >= 1
     marked = model.translate(["a <b>b</b> c"], glossary=TERMS, markup=True)[0].text
     assert marked.count("<b>") == marked.count("</b>") == 1
     assert "term" not in marked
-
-
-def test_the_server_annotates_the_terms_of_requests(model: econmt.TrainedModel) -> None:
     served = LoadedModels(model, Settings(glossary_mode="annotate"))
     request = econmt.Request("a b c", glossary=TERMS)
     answers = served.translate([request], TranslationJob(constrained=True))

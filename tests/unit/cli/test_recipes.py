@@ -202,7 +202,7 @@ def test_bounds_and_choices() -> None:
         assert message in refused.value.format_message()
 
 
-def test_help_is_that_of_the_recipe() -> None:
+def test_help_is_that_of_the_recipe_and_every_key_of_the_search_is_an_option_of_translate() -> None:
     def help_of(declared: Any) -> str:
         return str(declared.metadata["typer"].help)
 
@@ -210,9 +210,6 @@ def test_help_is_that_of_the_recipe() -> None:
     assert help_of(recipe_option("decoding.length_penalty_beta")) == "Beta in --length-penalty-alpha."
     assert "at the first finished one" in help_of(recipe_option("decoding.beam_search_stop"))
     assert help_of(recipe_option("decoding.batch_size", help="Lines.")) == "Lines."
-
-
-def test_every_key_of_the_search_is_an_option_of_translate() -> None:
     groups = (SearchKeys, HypothesisKeys, DrawingKeys, LineKeys)
     keys, *others = (set(group.__metadata__[0].names) for group in groups)  # type: ignore[attr-defined]
     named = {field.name for kind in (Sampling, SearchedModels) for field in fields(kind)}

@@ -408,14 +408,13 @@ def test_errors_count_all_lines_of_the_input(
     assert "line 140001: the model gives no finite probability" in capsys.readouterr().err
 
 
-def test_structures_are_those_of_the_library() -> None:
+def test_structures_are_those_of_the_library_and_names_of_special_words_in_a_text_are_unknown_words(
+    tmp_path: Path,
+) -> None:
     assert (MOST_RUNTIME_WORDS, structures._VERSION) == (library.MOST_WORDS, library.VERSION)
     for name, fields in library.STRUCTURES.items():
         expected = [field[0] for field in structures.structures()[name].kind._fields_]
         assert [field.lstrip("*") for field in fields.split()] == expected
-
-
-def test_names_of_special_words_in_a_text_are_unknown_words(tmp_path: Path) -> None:
     (tmp_path / "words").write_text("<pad>\n<unk>\n<s>\n</s>\na\nb\n")
     words = RuntimeWords(tmp_path / "words")
     assert words.encode("b <s> </s>  <pad> <unk> c a") == [5, 1, 1, 1, 1, 1, 4]

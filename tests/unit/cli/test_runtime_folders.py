@@ -121,7 +121,9 @@ def refusal(done: subprocess.CompletedProcess[bytes]) -> str:
     return line
 
 
-def test_a_folder_translates_a_file_as_econmt(model: Path, whole: Path, call: Call, tmp_path: Path) -> None:
+def test_a_folder_translates_a_file_as_econmt_and_lines_before_one_that_cannot_be_read_are_translated(
+    model: Path, whole: Path, call: Call, tmp_path: Path
+) -> None:
     text = b"\xef\xbb\xbfa b c\r\n\n" + "h\u2028g\n d e\u00a0\n\u3000\n".encode() + b"b c\r\r\nzzz"
     (tmp_path / "text").write_bytes(text)
     more = "--precision", "float32", "--output-type", "score"
@@ -133,9 +135,6 @@ def test_a_folder_translates_a_file_as_econmt(model: Path, whole: Path, call: Ca
         assert [row[1] for row in found] == [row[1] for row in expected]
         scores = [float(row[0]) for row in expected]
         assert [float(row[0]) for row in found] == pytest.approx(scores, abs=1e-4)
-
-
-def test_lines_before_one_that_cannot_be_read_are_translated(whole: Path) -> None:
     expected = run(whole, text=b"a b\nc\n").stdout
     done = run(whole, text=b"a b\nc\nd\0\ne\n")
     assert (done.returncode, done.stdout) == (2, expected)
@@ -313,16 +312,13 @@ def test_messages_name_the_key(made: Path, changes: dict[str, Any], message: str
     assert f"model.json: {message}" in str(error.value)
 
 
-def test_closed_streams_are_told(whole: Path) -> None:
+def test_closed_streams_are_told_and_any_python_finds_the_library_of_a_folder(whole: Path) -> None:
     for closed, message in (("<&-", "standard input is closed"), (">&-", "standard output is closed")):
         command = ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(whole)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 2
         assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1
-
-
-def test_any_python_finds_the_library_of_a_folder(whole: Path) -> None:
     # The name without the version of this Python: the library has no part of it.
     (path,) = (whole / "econmt_runtime").glob("_kernels*")
     assert path.name == f"_kernels.{library._HERE}.so" == f"_kernels.{platforms.HERE}.so"

@@ -96,7 +96,9 @@ def test_the_report_names_reasons_and_examples(kept: Kept) -> None:
     assert again.statistics["train"]["duplicate"] == 2
 
 
-def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make) -> None:
+def test_the_report_has_three_examples_of_a_reason_and_duplicates_are_looked_for_in_all_corpora(
+    tmp_path: Path, make_recipe: Make, corpus: Path
+) -> None:
     left_out = LeftOut()
     for number in range(1, 6):
         left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
@@ -104,9 +106,6 @@ def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: 
     _, reason, *examples = map(str.strip, report_lines(tmp_path))
     assert reason.startswith("5")
     assert examples == [line for n in (1, 2, 3) for line in (f"train.en:{n}", f"source {n}", f"target {n}")]
-
-
-def test_duplicates_are_looked_for_in_all_corpora(corpus: Path, make_recipe: Make) -> None:
     write_pairs(corpus, "again", made_up_pairs(200)[:50] + made_up_pairs(10, seed=99))
     found = prepared(make_recipe(train=["train", "again"], filters={"duplicates": "pairs"}), corpus)
     once = len(set(made_up_pairs(200)))
@@ -125,15 +124,12 @@ def test_a_pair_that_is_too_long_is_the_first_of_its_kind(corpus: Path, make_rec
     assert int(found.train.location(0).rpartition(":")[2]) == 3
 
 
-def test_filters_make_a_store_anew_and_idle_ones_do_not(corpus: Path, make_recipe: Make) -> None:
+def test_filters_make_a_store_anew_and_idle_ones_do_not_and_language(corpus: Path, make_recipe: Make) -> None:
     plain = prepared(make_recipe(), corpus)
     assert prepared(make_recipe(filters={}, noise={"typos": 0.5}), corpus).statistics == plain.statistics
     assert len(prepared(make_recipe(filters={"min_words": 2}), corpus).train) < len(plain.train)
     assert len(prepared(make_recipe(), corpus).train) == len(plain.train)
     assert report_lines(Path("store")) == []
-
-
-def test_language(corpus: Path, make_recipe: Make) -> None:
     pytest.importorskip("py3langid")
     english = "The committee will discuss the new proposal tomorrow."
     german = "Der Ausschuss wird morgen über den Vorschlag reden."

@@ -197,7 +197,9 @@ def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
         file.write_text(before)
 
 
-def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, text: Path) -> None:
+def test_files_that_are_nowhere_and_text_without_lines_and_what_does_not_go_together(
+    make_recipe: MakeRecipe, text: Path
+) -> None:
     (text / "more.len").unlink()
     with pytest.raises(InputError, match=r"more\.len not found"):
         prepared_of(make_recipe(WHOLE))
@@ -205,9 +207,6 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
     (text / "train.tmx").write_text("<tmx/>")
     with pytest.raises(InputError, match=r"train\.tmx: data\.source_factors needs a line-based corpus"):
         prepared_of(make_recipe(WHOLE))
-
-
-def test_what_does_not_go_together(make_recipe: MakeRecipe) -> None:
     for override, message in {
         "model.source_factors_num_embed=[2]": "data.source_factors has 2 entries but "
         "model.source_factors_num_embed has 1",

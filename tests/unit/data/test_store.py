@@ -349,12 +349,11 @@ class TestFailureInTheMiddle:
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_place_of_the_store(make_recipe: MakeRecipe) -> None:
+def test_place_of_the_store_and_quantiles_and_reasons_of_pairs_that_are_left_out(
+    make_recipe: MakeRecipe,
+) -> None:
     assert store_folder(make_recipe()) == Path("model/prepared")
     assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")
-
-
-def test_quantiles_and_reasons_of_pairs_that_are_left_out() -> None:
     assert length_quantiles(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 20])) == [1, 4, 6, 8, 20, 20, 20]
     recipe = load_recipe("quickstart", ["data.max_length=60"])
     counts = {"lines": 12_000, "too_long": 1_500, "empty": 2}

@@ -139,7 +139,9 @@ def test_jittered_windows_differ_from_epoch_to_epoch_and_are_few(tmp_path: Path)
         assert max(next(wide).inputs.shape[1] for _ in range(9)) == 40
 
 
-def test_parts_of_a_batch_and_shares_of_ranks_keep_their_rows(store: TokenStore) -> None:
+def test_parts_of_a_batch_and_shares_of_ranks_keep_their_rows_and_more_rows_than_tokens_are_refused(
+    store: TokenStore,
+) -> None:
     whole = next(TextBatches(store, 3, 4))
     shares = [whole.share(rank, 2) for rank in range(2)]
     assert torch.equal(shares[0].targets, whole.targets[:2])
@@ -149,9 +151,6 @@ def test_parts_of_a_batch_and_shares_of_ranks_keep_their_rows(store: TokenStore)
     first, second = whole.split(2)
     assert (first.rows.tolist(), second.rows.tolist()) == ([1, 2], [3])
     assert (first.target_tokens, second.target_tokens) == (8, 4)
-
-
-def test_more_rows_than_tokens_are_refused(store: TokenStore) -> None:
     with pytest.raises(InputError, match=r"23 tokens, fewer than training\.batch\.size 24"):
         TextBatches(store, 24, 4)
     assert TextBatches(store, 23, 4).batches_per_epoch == 1

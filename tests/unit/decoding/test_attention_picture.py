@@ -94,16 +94,15 @@ def seeing(places: list[int], width: int) -> Tensor:
     return torch.eye(width)[[*places, width - 1]]
 
 
-def test_words_are_paired_with_those_that_they_see() -> None:
+def test_words_are_paired_with_those_that_they_see_and_subwords_are_paired_by_their_words(
+    subwords: Vocabularies,
+) -> None:
     both = Vocabularies(WORDS, WORDS)
     pairs = hard_alignment(seeing([2, 0, 0], 4), ["a", "b", "c"], ["x", "y", "z"], both)
     assert pairs == [(2, 0), (0, 1), (0, 2)]
     # A word never has the end of the source for a partner.
     assert hard_alignment(torch.tensor([[0.1, 0.9], [0.0, 1.0]]), ["a"], ["x"], both) == [(0, 0)]
     assert hard_alignment(torch.ones(1, 3), ["a", "b"], [], both) == []
-
-
-def test_subwords_are_paired_by_their_words(subwords: Vocabularies) -> None:
     source, target = ["▁Hun", "d", "▁und", "▁", "X"], ["▁", "▁do", "g", "▁an", "d", "▁"]
     pairs = hard_alignment(seeing([0, 1, 0, 2, 3, 4], 6), source, target, subwords)
     assert pairs == [(0, 0), (1, 1), (2, 1)]

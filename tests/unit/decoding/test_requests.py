@@ -143,13 +143,12 @@ def test_a_term_that_cannot_be_written_is_not_called_a_constraint(subwords: Voca
         compiler.of(Request("a cat", ["Haus☃"]), "x:1")
 
 
-def test_a_longer_word_is_not_the_avoided_one(subwords: Vocabularies) -> None:
+def test_a_longer_word_is_not_the_avoided_one_and_words_are_whole_in_a_vocabulary_of_words(
+    subwords: Vocabularies,
+) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Hund"])
     assert compiler.of(Request("a", ["Hunde"]), "x:1").phrases
     assert compiler.of(Request("a", target_prefix="ein Hund"), "x:1").prefix
-
-
-def test_words_are_whole_in_a_vocabulary_of_words() -> None:
     spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund"]))
     assert spelling.encode("ein Hund") == (4, 5)
     assert not spelling.ends_word("Hund")
@@ -182,13 +181,10 @@ def test_terms_are_found_whole_the_longest_first_and_as_often_as_they_are_there(
     assert targets(glossary, "") == []
 
 
-def test_a_sentence_s_own_glossary_has_priority() -> None:
+def test_a_sentence_s_own_glossary_has_priority_and_files_of_terms_and_phrases(tmp_path: Path) -> None:
     own, general = Glossary({"dog": "Köter"}), Glossary({"hot dog": "Wurst", "dog": "Hund", "cat": "Katze"})
     assert [each.target for each in occurrences("cat, hot dog", [own, general])] == ["Katze", "Köter"]
     assert [each.target for each in occurrences("cat, hot dog", [general])] == ["Katze", "Wurst"]
-
-
-def test_files_of_terms_and_phrases(tmp_path: Path) -> None:
     (tmp_path / "terms").write_text("dog\tHund\n\n  hot dog \tWurst\ndog\tHund\n", encoding="utf-8")
     assert targets(read_glossary(tmp_path / "terms"), "hot dog dog") == ["Wurst", "Hund"]
     (tmp_path / "avoid").write_text("Hund\n\nder  Mann \nHund\n", encoding="utf-8")

@@ -178,7 +178,7 @@ def test_a_copy_that_breaks_a_wish_is_left_to_the_model(
     assert searched or found.text == "3 7"
 
 
-def test_lines_are_read_a_chunk_at_a_time() -> None:
+def test_lines_are_read_a_chunk_at_a_time_and_a_beginning_in_capitals_is_put_in_small_letters() -> None:
     read = []
 
     def lines() -> Iterator[str]:
@@ -190,9 +190,6 @@ def test_lines_are_read_a_chunk_at_a_time() -> None:
     assert next(stream).text == "a"
     assert read == ["a", "b"]
     assert [translation.text for translation in stream] == ["b", "c", "d", "e"]
-
-
-def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
     for given, wanted in (("EIN HUND", "Ein hund"), ("Ein HUND", "Ein HUND"), ("", "")):
         assert with_small_prefix(Request("A DOG", target_prefix=given), "de").target_prefix == wanted
 
@@ -213,7 +210,7 @@ def test_batches_by_length() -> None:
                     assert len(batch) == size or (len(batch) + 1) * longest > tokens
 
 
-def test_the_n_best_and_their_attention() -> None:
+def test_the_n_best_and_their_attention_and_a_recipe_gives_the_batch_size_and_the_search() -> None:
     (found,) = translator(search=SearchOptions(beam_size=3, nbest_size=3)).translate(["ab"])
     assert len(found.hypotheses) == 3
     assert found.text == found.hypotheses[0].text == "ab"
@@ -222,9 +219,6 @@ def test_the_n_best_and_their_attention() -> None:
     assert found.log_probability == pytest.approx(-0.3)
     assert found.attention is not None
     assert found.attention.tolist() == torch.eye(3).tolist()
-
-
-def test_a_recipe_gives_the_batch_size_and_the_search() -> None:
     given = {"beam_size": 2, "batch_size": 7, "length_penalty_alpha": 0.3, "max_input_length": 9}
     options = SearchOptions.from_recipe(Decoding(**given))  # type: ignore[arg-type]
     assert options == SearchOptions(**given)  # type: ignore[arg-type]

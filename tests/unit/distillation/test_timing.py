@@ -164,7 +164,9 @@ def test_a_model_folder_translates_as_econmt_does(
     assert not capsys.readouterr().err
 
 
-def test_what_a_teacher_learnt_and_its_files(word_model) -> None:
+def test_what_a_teacher_learnt_and_its_files_and_a_folder_says_how_it_teaches(
+    word_model, tmp_path: Path
+) -> None:
     most = econmt.load(word_model, device="cpu").recipe.pairs.max_length
     too_long = TeacherChoice(folder=word_model).longer_than_training()
     assert too_long is not None
@@ -172,9 +174,6 @@ def test_what_a_teacher_learnt_and_its_files(word_model) -> None:
     assert [too_long(*texts) for texts in ((fits, fits), (over, "A"), ("a", over))] == [False, True, True]
     names = ("recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt")
     assert list(TeacherChoice(folder=word_model).files) == [f"the teacher's {name}" for name in names]
-
-
-def test_a_folder_says_how_it_teaches(word_model: Path, tmp_path: Path) -> None:
     choice = TeacherChoice(folder=word_model)
     assert choice.with_nbest(None).nbest_size == 2, "the beam size of its recipe"
     (tmp_path / "config.json").write_text("{}")

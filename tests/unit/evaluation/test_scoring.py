@@ -79,7 +79,7 @@ def test_pairs_of_similar_work_share_a_batch() -> None:
         assert model.shapes == batches
 
 
-def test_a_slice_of_rows_at_a_time_and_no_blank_sources() -> None:
+def test_a_slice_of_rows_at_a_time_and_no_blank_sources_and_an_ensemble_averages_token_by_token() -> None:
     long = " ".join("abc"[i % 3] for i in range(ROWS_AT_ONCE))
     model = Bigram(2)
     found = list(scorer(model).score([("a", long), ("a", "b")]))
@@ -92,9 +92,6 @@ def test_a_slice_of_rows_at_a_time_and_no_blank_sources() -> None:
     assert impossible.log_probability == -math.inf
     assert impossible.perplexity == math.inf
     assert model.shapes == []
-
-
-def test_an_ensemble_averages_token_by_token() -> None:
     models = Bigram(1), Bigram(2)
     alone = [next(iter(scorer(model).score([("a", "b c")]))).token_log_probabilities for model in models]
     (found,) = scorer(*models, mode="linear").score([("a", "b c")])

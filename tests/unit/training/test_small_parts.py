@@ -198,7 +198,7 @@ def test_what_is_put_back_and_peak_memory() -> None:
 FIGURES = Figures(1200, 2, 4.0, 3e-4, 0.5, 12345.6, 2_500_000_000, 3725.0)
 
 
-def test_a_line_of_progress_has_all_that_was_promised() -> None:
+def test_a_line_of_progress_has_all_that_was_promised_and_without_room_what_matters_most_stays() -> None:
     assert FIGURES.line() == (
         "update 1200  loss 4.0000  12,346 target tokens/s  process peak 2,500 MB  1:02:05 left  "
         "epoch 3  perplexity 54.60  learning rate 0.0003  gradient norm 0.5"
@@ -209,9 +209,6 @@ def test_a_line_of_progress_has_all_that_was_promised() -> None:
     assert "GPU peak 2,500 + 623 MB outside PyTorch  " in on_gpu.line()
     assert "GPU 2,500 + 623 MB  " in on_gpu.line(80)
     assert "GPU 2,500 + 623 MB  " in on_gpu.live(80).plain
-
-
-def test_without_room_what_matters_most_stays() -> None:
     line = "update 1200  loss 4.0000  12,346 tokens/s  process 2,500 MB  1:02:05 left"
     assert FIGURES.line(80) == line
     assert FIGURES.line(100).startswith("update 1200  loss 4.0000  12,346 target tokens/s  process peak")
