@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
+import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -15,8 +17,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from econmt.cli import evaluate
-from econmt.config import limits, recipe
+from econmt.cli import evaluate, main
+from econmt.cli.main import LEAST_ADDRESS_SPACE
+from econmt.cli.workload import parse_bucket
+from econmt.config import limits, recipe, yaml_reader
 from econmt.config.conditions import (
     above_zero,
     all_of,
@@ -37,9 +41,15 @@ from econmt.config.optimizer import ScheduleSection
 from econmt.config.recipe import BatchSize, load_recipe
 from econmt.data import files
 from econmt.data.batching.batches import rows_of_batch
+from econmt.data.text.tmx import read_tmx
+from econmt.decoding.attention_picture import LONGEST, token_label
 from econmt.decoding.text_reader import perplexity_of
-from econmt.errors import InputError
+from econmt.engine import threads
+from econmt.errors import EconmtError, InputError
 from econmt.training import validation
+from econmt.training.decisions import RECENT, Pace
+from econmt_serve import docx
+from econmt_serve.settings import Refused
 
 
 def takes(call: Callable[[], object], refusal: str) -> bool:
@@ -171,3 +181,56 @@ def test_a_hundredth_of_the_validation_text_is_told_of(long: int, told: bool) ->
     with patch.object(validation, "longer_than", lambda _, most: np.arange(200) < long * (most == 5)):
         assert len(validation.check_lengths(prepared, given, True)) == told
     assert validation.check_lengths(prepared, given, False) == []
+
+
+def test_positions_digits_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = limits.POSITIONS
+    for sizes in ((most, 1), (1, most), (most + 1, 1), (1, most + 1)):
+        text = f"{sizes[0]}x{sizes[1]}"
+        assert takes(lambda: parse_bucket(text), f"at most {most} positions") == (max(sizes) == most)  # noqa: B023
+    path = tmp_path / "recipe.yaml"
+    for count in (yaml_reader._DIGITS, yaml_reader._DIGITS + 1):
+        path.write_text(f"training: {{seed: {'9' * count}}}\n")
+        assert takes(lambda: load_recipe(path), "characters; give at most") == (count == yaml_reader._DIGITS)
+    label = token_label("x" * LONGEST)
+    assert (label, token_label("x" * (LONGEST + 1))) == ("x" * LONGEST, "x" * (LONGEST - 1) + "…")
+    monkeypatch.setattr(limits, "LINE_BYTES", 6)
+    for segment in ("abcdef", "abcdefg"):
+        units = "".join(f"<tuv xml:lang='{code}'><seg>{segment}</seg></tuv>" for code in ("en", "de"))
+        (tmp_path / "a.tmx").write_text(f"<tmx><body><tu>{units}</tu></body></tmx>")
+        read = partial(list, read_tmx(tmp_path / "a.tmx", "en", "de"))
+        assert takes(read, "a segment of 7 characters or more") == (segment == "abcdef")
+
+
+def test_margins_and_recent_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MARGIN", 1.25)
+    assert threads.fewest({"1": 5.0, "2": 4.0, "4": 4.0}) == 1
+    assert threads.fewest({"1": 5.01, "2": 4.0, "4": 3.2}) == 2
+    assert threads.fewest({"1": 6.0, "2": 4.0, "4": 3.19}) == 4
+    pace = Pace()
+    for seconds, update in ((0.0, 0), (10.0, 1), (RECENT + 9.0, 3)):
+        pace.seconds_per_update(seconds, update)
+    assert pace.seconds_per_update(RECENT + 9.9, 4) == (RECENT + 9.9) / 4
+    assert pace.seconds_per_update(RECENT + 10.0, 6) == RECENT / 5
+
+
+def test_the_least_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, enough in ((LEAST_ADDRESS_SPACE - 1, False), (LEAST_ADDRESS_SPACE, True), (None, True)):
+        monkeypatch.setattr(main, "_address_space", lambda: size)  # noqa: B023
+        for words, loads in (
+            (["train", "quickstart"], True),
+            (["evaluate"], "evaluate" not in main.WITHOUT_TORCH),
+        ):
+            with nullcontext() if enough or not loads else pytest.raises(EconmtError, match="ulimit -v"):
+                main._check_address_space(words)
+
+
+def test_the_size_of_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a", "x" * 5)
+        archive.writestr("b", "x" * 6)
+    for most, refused in ((11, False), (10, True)):
+        monkeypatch.setattr(docx, "_LARGEST", most)
+        with pytest.raises(Refused, match="MiB when unpacked") if refused else nullcontext():
+            assert [*docx._unpacked(content.getvalue()).values()] == [b"x" * 5, b"x" * 6]

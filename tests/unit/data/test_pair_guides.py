@@ -181,9 +181,7 @@ def test_the_store_is_used_again_until_a_file_changes(make_recipe: MakeRecipe, t
     assert not plain.train.weighted
 
 
-def test_left_out_pairs_take_their_guides_along_and_an_example_has_guides(
-    make_recipe: MakeRecipe, text: Path
-) -> None:
+def test_left_out_pairs_take_their_guides_along(make_recipe: MakeRecipe, text: Path) -> None:
     lines = (text / "train.src").read_text().split("\n")
     lines[0], lines[3] = "", "lower " * 200
     (text / "train.src").write_text("\n".join(lines))
@@ -196,6 +194,9 @@ def test_left_out_pairs_take_their_guides_along_and_an_example_has_guides(
     batches = training_batches(recipe, prepared)
     for _ in range(batches.batches_per_epoch):
         check(next(batches), prepared, expected(text))
+
+
+def test_an_example_has_guides(make_recipe: MakeRecipe) -> None:
     batch = TranslationTask(make_recipe(), 50, 50).example(Shape(2, 5, 4))
     assert batch.alignment.shape == (2, 4, 5)
     assert (batch.weights * WEIGHT_UNIT).tolist() == [1.0, 1.0]
@@ -258,9 +259,7 @@ def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path, tags: str) ->
         path.write_text(before)
 
 
-def test_files_that_do_not_fit_and_evaluation_has_the_alignments_of_its_own_split(
-    make_recipe: MakeRecipe, text: Path
-) -> None:
+def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
     path = text / "train.weights"
     for lines, message in ((39, "has 39 lines but"), (41, "has 41 lines but"), (None, "not found")):
         path.unlink()
@@ -268,6 +267,9 @@ def test_files_that_do_not_fit_and_evaluation_has_the_alignments_of_its_own_spli
             path.write_text("1\n" * lines)
         with pytest.raises(InputError, match=message):
             made(make_recipe(SUBWORDS), text)
+
+
+def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe, text: Path) -> None:
     put(text, "test", 9, seed=4)
     recipe = make_recipe(WHOLE, "data.test=test")
     prepared = made(recipe, text)

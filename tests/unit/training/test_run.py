@@ -285,9 +285,7 @@ def test_going_on_with_other_threads_or_versions_is_said(
     assert "instead of" not in make_run("training.max_updates=8").trained().said()
 
 
-def test_a_recipe_with_comments_keeps_them_and_another_vocabulary_is_refused_and_the_old_one_stays(
-    make_run: MakeRun, own: Path
-) -> None:
+def test_a_recipe_with_comments_keeps_them(make_run: MakeRun) -> None:
     run = make_run("training.max_updates=2").trained()
     commented = "# why this run was made\n" + run.folder.recipe.read_text()
     run.folder.recipe.write_text(commented)
@@ -295,6 +293,9 @@ def test_a_recipe_with_comments_keeps_them_and_another_vocabulary_is_refused_and
     assert run.folder.recipe.read_text() == commented
     make_run("training.max_updates=4").train()
     assert "max_updates: 4" in run.folder.recipe.read_text()
+
+
+def test_another_vocabulary_is_refused_and_the_old_one_stays(own: Path) -> None:
     vocabulary = run_of(own, 2).trained().folder.path / "vocab.source.txt"
     before = vocabulary.read_bytes()
     (own / "train.src").write_text((own / "train.src").read_text().replace("a", "neu"))
@@ -313,7 +314,7 @@ def test_overwriting_starts_anew(make_run: MakeRun) -> None:
     assert found == snapshot(fresh.folder)
 
 
-def test_folders_that_cannot_be_used_and_figures_of_a_row_add_up(make_run: MakeRun, whole: Run) -> None:
+def test_folders_that_cannot_be_used(make_run: MakeRun) -> None:
     run = make_run("training.max_updates=2")
     run.folder.create()
     with run.folder.locked(), pytest.raises(InputError, match="another process is training in this folder"):
@@ -322,6 +323,9 @@ def test_folders_that_cannot_be_used_and_figures_of_a_row_add_up(make_run: MakeR
     run.folder.recipe.unlink()
     with pytest.raises(InputError, match="holds checkpoints but no recipe"):
         run.train()
+
+
+def test_figures_of_a_row_add_up(whole: Run) -> None:
     rows = metrics(whole.folder)
     assert [row["update"] for row in rows] == [2, 4, 6, 8]
     lengths = whole.prepared().train.target_lengths
