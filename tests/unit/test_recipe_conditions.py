@@ -126,16 +126,15 @@ def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.Cap
     assert said.count("\n") <= 1
 
 
-def test_what_has_no_effect_is_noted_and_defaults_never() -> None:
+def test_what_has_no_effect_is_noted_and_defaults_never_and_a_run_of_one_process_names_the_keys_of_several(
+    tmp_path: Path,
+) -> None:
     for name in shipped_recipes():
         assert list(idle_values(load_recipe(name))) == [], name
     assert list(idle_values(Recipe.model_validate(load_recipe("quickstart").model_dump()))) == []
     recipe = load_recipe("quickstart", ["parallel.shard_optimizer=true"])
     assert not keys_without_effect(recipe) & KEYS_OF_PROCESSES
     assert keys_without_effect(recipe, processes=1) >= KEYS_OF_PROCESSES
-
-
-def test_a_run_of_one_process_names_the_keys_of_several(tmp_path: Path) -> None:
     write_text(tmp_path, {"train": 12, "valid": 3})
     run = Run(tmp_path, tmp_path / "run", ("training.max_updates=1", "parallel.shard_optimizer=true"))
     run.train()

@@ -36,7 +36,7 @@ def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
     return {tuple(row[name] for name in names) for row in rows}
 
 
-def test_the_choice_for_a_recipe(clock: Clock) -> None:
+def test_the_choice_for_a_recipe_and_training_steps(clock: Clock) -> None:
     clock.rounds = [{"recompute/gates": 1.0, "reference": 0.8}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
     found = chosen_for(load_recipe("iwslt", SMALL))
     assert found.implementations == Implementations(
@@ -50,9 +50,6 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
         row["candidate"]: row["regret"] for row in rows if str(row["problem"]).startswith("linear_cross")
     }
     assert regrets == {"recompute": 0.0, "reference": pytest.approx(1.0)}
-
-
-def test_training_steps() -> None:
     recipe = load_recipe("quickstart", [*SMALL, "ops.decoder=reference"])
     row = training.row_of("quickstart", recipe, "float32", 5, CPU, 0.0)
     assert (row["bench"], row["batch"], row["length"], row["samples"]) == ("training", 3, 5, training.LEAST)

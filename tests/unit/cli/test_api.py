@@ -224,13 +224,6 @@ def test_what_cannot_be_used_is_one_clear_line(
             use()
 
 
-def test_training_passes_on_how_it_begins(word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = dict.fromkeys(("overwrite_output", "resume_with_changes", "verify"), True)
-    monkeypatch.setattr("econmt.api.interface.run_recipe", lambda *_, **named: named)
-    passed: Any = econmt.train(word_model / "recipe.yaml", **how)
-    assert how.items() <= passed.items()
-
-
 def test_training_is_the_command_lines(
     call: Call, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +284,9 @@ def test_scores_are_those_of_the_command_line_and_drawing_by_the_names_of_the_co
     assert drawn == [each.text for each in model.translate(LINES, sample=2, seed=3)]
 
 
-def test_options_that_would_change_nothing_are_refused(model: econmt.TrainedModel) -> None:
+def test_options_that_would_change_nothing_are_refused_and_evaluation_is_that_of_the_command_line(
+    model: econmt.TrainedModel, call: Call, tmp_path: Path
+) -> None:
     drawn, length_ratio = {"sample": True}, {"brevity_penalty_constant_length_ratio": 2.0}
     for options, name, needed in (
         ({"temperature": 0.5}, "temperature", "sample"),
@@ -307,9 +302,6 @@ def test_options_that_would_change_nothing_are_refused(model: econmt.TrainedMode
     ):
         with pytest.raises(InputError, match=f"{name} has no effect without {needed}"):
             model.translate(["a"], **options)
-
-
-def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> None:
     hypotheses, references = ["A B C D E", "F G H"], ["A B C D F", "F G H"]
     (tmp_path / "h").write_text("\n".join(hypotheses) + "\n")
     (tmp_path / "r").write_text("\n".join(references) + "\n")

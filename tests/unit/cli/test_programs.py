@@ -62,13 +62,12 @@ def test_a_folder_without_a_recipe_has_no_languages_and_tokens_of_constraints_ar
         constraint_tokens(translator, Request("a", constraints=["H"]), "q")
 
 
-def test_terms_of_a_glossary_are_checked() -> None:
+def test_terms_of_a_glossary_are_checked_and_a_translator_divides_lines_by_a_given_function(
+    word_model: Path,
+) -> None:
     assert Glossary.checked({" a b\t": "C D "}, "glossary").terms == {"a b": "C D"}
     with pytest.raises(InputError, match="glossary: 'a': the translation is blank"):
         Glossary.checked({"a": " "}, "glossary")
-
-
-def test_a_translator_divides_lines_by_a_given_function(word_model: Path) -> None:
     model = econmt.load(word_model)
     inner = model.translator({})
     parts = inner.models, model.vocabularies

@@ -163,7 +163,7 @@ def run(line: str) -> Any:
     return said[0]
 
 
-def test_a_group_is_made_of_its_options() -> None:
+def test_a_group_is_made_of_its_options_and_bounds_and_choices() -> None:
     text, group, search, types, batch = run("-n 3")
     assert (text, group, search, types, batch) == ("words", Group(3), {}, ["x", "y"], None)
     assert type(group.kind) is str
@@ -182,9 +182,6 @@ def test_a_group_is_made_of_its_options() -> None:
         run(f"-n 1 {name} {most}")
         with pytest.raises(USAGE):
             run(f"-n 1 {name} {most + 1}")
-
-
-def test_bounds_and_choices() -> None:
     for line, message in (
         ("-n 10", "Invalid value for '--count'"),
         ("-n 1 --kind c", "'c' is not one of 'a', 'b'"),

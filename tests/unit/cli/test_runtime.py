@@ -365,7 +365,7 @@ def test_lists_of_the_best_are_those_of_econmt(
         main(str(made))
 
 
-def test_long_lines_are_warned_of(whole: Path) -> None:
+def test_long_lines_are_warned_of_and_what_is_no_list_of_lines_is_refused(whole: Path) -> None:
     said: list[str] = []
     translator = econmt_runtime.load(whole, beam_size=1, warn=said.append)
     translator.config |= {"max_length": 40, "max_input_length": 60}
@@ -386,9 +386,6 @@ def test_long_lines_are_warned_of(whole: Path) -> None:
     translator.translate(["a " * 40, "a " * 41, "", "a " * 61, *["a " * 41] * 4], 7)
     assert [line.split(":")[0] for line in said[:4]] == ["line 8", "line 10", "line 11", "line 12"]
     assert said[4:] == ["further lines of more than 40 source tokens: 2"]
-
-
-def test_what_is_no_list_of_lines_is_refused(whole: Path) -> None:
     translator = econmt_runtime.load(whole)
     for lines in ("a b c", ["a", 1], None):
         with pytest.raises(RuntimeInputError, match="expects a list of lines of text"):

@@ -159,7 +159,9 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "model.json").write_text(json.dumps(_signed(rest)))
 
 
-def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
+def test_words_with_carriage_returns_keep_their_numbers_and_modules_are_compared_before_they_are_imported(
+    tmp_path: Path, made: Path
+) -> None:
     words = [*SPECIAL_TOKENS, "a", "b\rc", "\x0b", "d\u2028e", "f"]
     path = tmp_path / "vocab.txt"
     path.write_bytes("".join(word + "\n" for word in words).encode())
@@ -168,9 +170,6 @@ def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
     text = "f d\u2028e a b\rc"
     assert ours.encode(text) == theirs.encode(text) == [8, 7, 4, 5]
     assert ours.decode([4, 5, 6, 7, 8]) == theirs.decode([4, 5, 6, 7, 8])
-
-
-def test_modules_are_compared_before_they_are_imported(made: Path) -> None:
     draw = random.Random(25)
     modules = sorted((made / "econmt_runtime").glob("*.py"))
     for module in modules:

@@ -274,7 +274,9 @@ def test_json_is_not_rounded(call: Call, files: dict[str, Path]) -> None:
     assert found["signature"] == expected["signature"]
 
 
-def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: dict[str, Path]) -> None:
+def test_two_systems_are_compared_as_sacrebleu_compares_them_and_what_is_significant(
+    call: Call, files: dict[str, Path]
+) -> None:
     arguments = ("-r", files["ref"], "-i", files["base"], "-i", files["better"], "--samples", 200)
     tables = json.loads(call("evaluate", *arguments, "--json").out)
     assert [table["name"] for table in tables] == ["BLEU", "chrF2", "TER"]
@@ -292,9 +294,6 @@ def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: 
         assert table["systems"][1]["better"] is True
         assert table["systems"][1]["p_value"] < 0.05
         assert "bs:200|seed:12345" in table["signature"]
-
-
-def test_what_is_significant() -> None:
     rows = [("a", 30.0, 30.12, 1.25, None, None), ("bc", 31.0, 31.1, 1.0, 0.0499, True)]
     rows += [("d", 29.0, 29.0, 1.0, 0.05, False), ("e", 30.0, 30.0, 1.0, 1.0, None)]
     table = Significance("BLEU", "nrefs:1", [Comparison(*row) for row in rows])

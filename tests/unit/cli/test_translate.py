@@ -100,7 +100,9 @@ def test_several_translations_are_listed_as_moses_does(call: Call, word_model: P
     assert rows[2][1:] == ["", "logprob= 0.000000", "0.000000"]
 
 
-def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Path) -> None:
+def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly_and_a_pipe_of_a_shell_is_read(
+    word_model: Path, call: Call
+) -> None:
     command = [sys.executable, "-m", "econmt", "translate", "-m", str(word_model), "--threads", "1"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=econmt_environment(), **pipes) as process:
@@ -119,9 +121,6 @@ def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Pa
         process.wait(timeout=PATIENCE)
     assert "Traceback" not in talk
     assert "error" not in talk
-
-
-def test_a_pipe_of_a_shell_is_read(call: Call, word_model: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"a b\n")
     os.close(writing)

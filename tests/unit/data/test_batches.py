@@ -382,7 +382,9 @@ def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(tmp_
     assert real / sum(batch.source.numel() + batch.target_output.numel() for batch in trimmed) > 0.95
 
 
-def test_trimmed_is_the_same_pairs_without_columns_of_padding(tmp_path: Path) -> None:
+def test_trimmed_is_the_same_pairs_without_columns_of_padding_and_the_plan_of_an_epoch_is_what_it_gives(
+    tmp_path: Path, store: TokenStore
+) -> None:
     lengths = random_lengths(40)
     stream = iterator(store_of(tmp_path, lengths), sentences(5), rule=16)
     for batch in epoch_of(stream):
@@ -394,9 +396,6 @@ def test_trimmed_is_the_same_pairs_without_columns_of_padding(tmp_path: Path) ->
         assert cut.source.is_contiguous()
         assert torch.equal(cut.indices, batch.indices)
         assert same(cut, cut.trimmed())
-
-
-def test_the_plan_of_an_epoch_is_what_it_gives(store: TokenStore) -> None:
     stream = iterator(store, WORDS, rule=DERIVED)
     for (pairs, shape), batch in zip(list(stream.plan()), epoch_of(stream), strict=True):
         assert pairs.tolist() == batch.indices.tolist()

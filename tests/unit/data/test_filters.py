@@ -74,13 +74,12 @@ def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -
     assert counts["pairs"] + sum(counts.get(name, 0) for name in reasons) == counts["lines"] == 48
 
 
-def test_a_vocabulary_is_learnt_from_what_is_left(kept: Kept) -> None:
+def test_a_vocabulary_is_learnt_from_what_is_left_and_the_report_names_reasons_and_examples(
+    kept: Kept,
+) -> None:
     everything, less = kept()[1].vocabularies, kept(min_words=3)[1].vocabularies
     assert everything.source.decode(everything.source.encode("QQQ")) == "QQQ"
     assert less.source.decode(less.source.encode("QQQ")) == "<unk>"
-
-
-def test_the_report_names_reasons_and_examples(kept: Kept) -> None:
     _, store = kept(duplicates="target", identical="drop", max_length_ratio=2.5)
     lines = report_lines(store.folder)
     assert lines[0].split() == ["left", "out", "share", "training", "pairs"]
@@ -154,15 +153,12 @@ def test_language_is_refused(corpus: Path, make_recipe: Make, monkeypatch: pytes
         prepared(recipe, corpus)
 
 
-def test_nothing_left_is_told(corpus: Path, make_recipe: Make) -> None:
+def test_nothing_left_is_told_and_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicates(
+    corpus: Path, make_recipe: Make
+) -> None:
     message = r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
     with pytest.raises(InputError, match=message):
         prepared(make_recipe(filters={"min_words": 90}, subwords={"type": "words"}), corpus)
-
-
-def test_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicates(
-    corpus: Path, make_recipe: Make
-) -> None:
     first = [("ba de", "li " * 20), ("ba de", "mo nu"), ("ba de", "mo ra"), ("", "mo"), ("", "nu")]
     write_pairs(corpus, "train", [*first, *made_up_pairs(20)])
     filters = {"max_length_ratio": 3.0, "duplicates": "source"}

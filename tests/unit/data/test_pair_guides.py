@@ -151,7 +151,9 @@ def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path)
     assert expected.any()
 
 
-def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -> None:
+def test_parts_and_shares_keep_their_rows_and_the_store_is_used_again_until_a_file_changes(
+    make_recipe: MakeRecipe, text: Path
+) -> None:
     recipe = make_recipe(SUBWORDS)
     batch = next(training_batches(recipe, made(recipe, text)))
     last = batch.share(1, 2)
@@ -160,9 +162,6 @@ def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -
     assert torch.equal(last.alignment[:here], batch.alignment[rows:])
     assert last.alignment[here:].sum() == last.weights[here:].sum() == 0
     assert torch.equal(last.weights[:here], batch.weights[rows:])
-
-
-def test_the_store_is_used_again_until_a_file_changes(make_recipe: MakeRecipe, text: Path) -> None:
     recipe = make_recipe(SUBWORDS)
     made(recipe, text)
     before = (text / "prepared" / "train.weights").stat().st_mtime_ns
@@ -181,7 +180,9 @@ def test_the_store_is_used_again_until_a_file_changes(make_recipe: MakeRecipe, t
     assert not plain.train.weighted
 
 
-def test_left_out_pairs_take_their_guides_along(make_recipe: MakeRecipe, text: Path) -> None:
+def test_left_out_pairs_take_their_guides_along_and_an_example_has_guides(
+    make_recipe: MakeRecipe, text: Path
+) -> None:
     lines = (text / "train.src").read_text().split("\n")
     lines[0], lines[3] = "", "lower " * 200
     (text / "train.src").write_text("\n".join(lines))
@@ -194,9 +195,6 @@ def test_left_out_pairs_take_their_guides_along(make_recipe: MakeRecipe, text: P
     batches = training_batches(recipe, prepared)
     for _ in range(batches.batches_per_epoch):
         check(next(batches), prepared, expected(text))
-
-
-def test_an_example_has_guides(make_recipe: MakeRecipe) -> None:
     batch = TranslationTask(make_recipe(), 50, 50).example(Shape(2, 5, 4))
     assert batch.alignment.shape == (2, 4, 5)
     assert (batch.weights * WEIGHT_UNIT).tolist() == [1.0, 1.0]
@@ -269,7 +267,9 @@ def test_files_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
             made(make_recipe(SUBWORDS), text)
 
 
-def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe, text: Path) -> None:
+def test_evaluation_has_the_alignments_of_its_own_split_and_a_suffix_of_two_kinds_of_files_is_refused(
+    make_recipe: MakeRecipe, text: Path
+) -> None:
     put(text, "test", 9, seed=4)
     recipe = make_recipe(WHOLE, "data.test=test")
     prepared = made(recipe, text)
@@ -278,9 +278,6 @@ def test_evaluation_has_the_alignments_of_its_own_split(make_recipe: MakeRecipe,
         batches = list(task.evaluation(prepared, split).batches)
         assert batches
         assert all((batch.alignment is not None) == are_aligned for batch in batches)
-
-
-def test_a_suffix_of_two_kinds_of_files_is_refused(make_recipe: MakeRecipe) -> None:
     for suffix in ("src", "align"):
         with pytest.raises(InputError, match=f"weights: '{suffix}' is also the suffix of other files"):
             make_recipe(f"data.weights={suffix}")

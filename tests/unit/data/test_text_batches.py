@@ -104,7 +104,9 @@ def test_rows_first_read_what_stands_before_them(store: TokenStore, rows: int, c
     assert carries[1:, 1:].all()
 
 
-def test_a_stream_goes_on_where_it_stood(store: TokenStore) -> None:
+def test_a_stream_goes_on_where_it_stood_and_jittered_windows_differ_from_epoch_to_epoch_and_are_few(
+    store: TokenStore, tmp_path: Path
+) -> None:
     whole = TextBatches(store, 2, 5, jitter=True, seed=3)
     for _ in range(40):
         batch = next(whole)
@@ -114,9 +116,6 @@ def test_a_stream_goes_on_where_it_stood(store: TokenStore) -> None:
         resumed.load_state_dict(whole.state_dict())
         assert resumed.state_dict() == whole.state_dict()
         assert torch.equal(next(resumed).targets, next(whole).targets)
-
-
-def test_jittered_windows_differ_from_epoch_to_epoch_and_are_few(tmp_path: Path) -> None:
     (tmp_path / "ptb.train.txt").write_text("a b c d e f g h\n" * 400)
     for split in ("valid", "test"):
         (tmp_path / f"ptb.{split}.txt").write_text("a b\n")

@@ -108,7 +108,9 @@ def test_words_are_paired_with_those_that_they_see_and_subwords_are_paired_by_th
     assert pairs == [(0, 0), (1, 1), (2, 1)]
 
 
-def test_unknown_words_are_copied() -> None:
+def test_unknown_words_are_copied_and_unknown_characters_are_copied_from_subwords(
+    subwords: Vocabularies,
+) -> None:
     options = SearchOptions(beam_size=2, replace_unk=True)
     made = Translator([Copying()], Vocabularies(WORDS, WORDS), options)
     (found,) = made.translate(["ein  Wombat läuft ☃"])
@@ -119,9 +121,6 @@ def test_unknown_words_are_copied() -> None:
         ["ein Wombat"]
     )
     assert plain.text == "ein <unk>"
-
-
-def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> None:
     text = "ein Hund☃ läuft"
     source = subwords.source.encode(text)
     unknown = source.index(UNK)

@@ -111,12 +111,10 @@ def test_the_token_of_unknown_words_can_be_avoided(vocabulary: WordVocabulary | 
     assert UNK not in Avoidance(["a b"], Spelling(vocabulary)).moves(START).masked.tolist()
 
 
-def test_units_are_words_and_signs() -> None:
+def test_units_are_words_and_signs_and_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     assert units("Ein  Hund-Haus, 12%") == ["Ein", "Hund", "-", "Haus", ",", "12", "%"]
     assert units("我是Kim。") == ["我", "是", "Kim", "。"]
 
-
-def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     class Alike(ToyModel):
         """The avoided word is by far the most probable one, and hardly ever goes on."""
 

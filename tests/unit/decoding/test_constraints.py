@@ -129,7 +129,9 @@ def test_what_remains_is_the_least_number_of_tokens() -> None:
                 assert remaining == least, (wished.phrases, ids)
 
 
-def test_many_phrases_that_overlap_do_not_take_exponential_time() -> None:
+def test_many_phrases_that_overlap_do_not_take_exponential_time_and_tables_say_what_the_automaton_does() -> (
+    None
+):
     pairs = [(4 + 2 * number, 5 + 2 * number) for number in range(40)]
     phrases = [Phrase(ids, False) for pair in pairs for ids in (pair, pair[::-1])]
     sentence = Phrases(phrases, [False] * 90)
@@ -143,9 +145,6 @@ def test_many_phrases_that_overlap_do_not_take_exponential_time() -> None:
         for token in (one, other, one, other, 3):
             progress = sentence.after(progress, token)
     assert sentence.remaining(progress) == 0
-
-
-def test_tables_say_what_the_automaton_does() -> None:
     sentence_constraints = random_wishes(4, 5)
     sentences = [Phrases(each.phrases, JOINS.tolist()) for each in sentence_constraints]
     automata = Automata(sentences, JOINS)

@@ -84,7 +84,9 @@ def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocab
             sentence_constraints.of(request, "line 1")
 
 
-def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> None:
+def test_phrases_are_cut_as_they_stand_in_a_sentence_and_wishes_are_phrases_and_prefix(
+    subwords: Vocabularies,
+) -> None:
     target = subwords.target
     spelling = Spelling(target)
     for phrase in ("Hund", "ein Hund", "Mann und", "  Haus "):
@@ -96,9 +98,6 @@ def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> 
         assert not spelling.ends_word(phrase)
     assert not spelling.ends_word("läuft.")
     assert UNK in spelling.encode("Hund☃")
-
-
-def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
     target = subwords.target
     sentence_constraints = ConstraintCompiler(target, (), Glossary({"dog": "Hund"}))
     assert sentence_constraints.of(Request("a cat"), "x:1") == DecodingConstraints()
@@ -113,7 +112,9 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
     assert found == [True, True, False]
 
 
-def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies) -> None:
+def test_wishes_that_cannot_be_had_are_told_and_a_term_that_cannot_be_written_is_not_called_a_constraint(
+    subwords: Vocabularies,
+) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Mann"])
     lacks = "x:1: the constraint 'Hund☃' has characters or words that the target vocabulary lacks"
     holds = "contains an avoided phrase"
@@ -128,9 +129,6 @@ def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies) -> None:
         with pytest.raises(InputError, match="x:1") as caught:
             compiler.of(request, "x:1")
         assert words in caught.value.lines[0]
-
-
-def test_a_term_that_cannot_be_written_is_not_called_a_constraint(subwords: Vocabularies) -> None:
     unwritable = Glossary({"dog": "Hund☃"})
     with pytest.raises(InputError, match="glossary: dog = Hund☃ has characters"):
         ConstraintCompiler(subwords.target, (), unwritable)

@@ -165,7 +165,7 @@ def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
 LINES = ["A dog. Mr. Smith runs! It is 3.5 m.", "", "A dog."]
 
 
-def test_lines_keep_their_sentences() -> None:
+def test_lines_keep_their_sentences_and_paragraphs_without_words_are_sentences_as_they_are_written() -> None:
     translator, said = made()
     done: list[int] = []
     found = translator.translate_chunk(LINES, 5, "text", done.append)
@@ -178,9 +178,6 @@ def test_lines_keep_their_sentences() -> None:
     assert said[0].startswith("text:5: 4 source tokens"), "of the line, not of the sentence"
     (found,) = made("zh")[0].translate([LINES[0]])
     assert found.text == "A dog.Mr. Smith runs!It is 3.5 m."
-
-
-def test_paragraphs_without_words_are_sentences_as_they_are_written() -> None:
     lines = ["\t1\t2\u00a0000 ", "https://x.org/a?b=1, tom@x.org", " - - - ", "A dog. 3.7 5. It is"]
     how = division(sentence_spans, "de")
     passage = plain_passage("\n".join(lines), how)

@@ -80,7 +80,7 @@ def test_only_listed_words_are_written_whatever_the_batch_holds(joint: bool) -> 
     assert torch.equal(shortlists.allowed(padded, [])[:1], shortlists.allowed(padded[:1, :2], []))
 
 
-def test_probabilities_are_those_over_the_listed_words() -> None:
+def test_probabilities_are_those_over_the_listed_words_and_what_is_wished_is_listed() -> None:
     model = make_model("additive")
     listed = table(4)
     (found,) = translator(Shortlists(listed, SIZE, 4, joint=False)).translate(["abc"])
@@ -94,9 +94,6 @@ def test_probabilities_are_those_over_the_listed_words() -> None:
     each = logits.masked_fill(~allowed, -torch.inf).log_softmax(1)
     expected = each[torch.arange(len(ids) + 1), [*ids, EOS]].sum()
     assert found.log_probability == pytest.approx(float(expected), abs=1e-4)
-
-
-def test_what_is_wished_is_listed() -> None:
     shortlists = Shortlists(table(2), SIZE, 2, joint=False)
     request = Request("abc", constraints=("qrs",), target_prefix="po")
     one, plain = translator(shortlists).translate([request, "abc"])

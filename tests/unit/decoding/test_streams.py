@@ -209,7 +209,9 @@ CANDIDATES = [
 TRANSLATION = Translation("Größe", -0.5, -1.0, ["▁Größe"], ATTENTION, CANDIDATES, ["▁size"])
 
 
-def test_json_has_everything_but_attention() -> None:
+def test_json_has_everything_but_attention_and_attention_adds_the_matrix_and_a_blank_line_is_an_object_too() -> (
+    None
+):
     line = format_translation(TRANSLATION, "json")
     assert "\n" not in line
     assert "Größe" in line
@@ -230,9 +232,6 @@ def test_json_has_everything_but_attention() -> None:
             {"translation": "Maß", "score": -0.75, "log_probability": -1.5, "tokens": ["▁Maß"], "cut": True},
         ],
     }
-
-
-def test_attention_adds_the_matrix_and_a_blank_line_is_an_object_too() -> None:
     found = json.loads(format_translation(TRANSLATION, "attention"))
     assert found["attention"] == [[0.25, 0.75], [0.33333, 0.66667]]
     assert found["nbest"][0]["attention"] == found["attention"]

@@ -245,7 +245,9 @@ def test_a_line_of_few_tokens_and_too_many_characters_is_told(mode: str, text: s
     assert warning.startswith("test.en:1: 102 characters, more than a source of 2 tokens may have")
 
 
-def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
+def test_of_many_long_lines_three_are_named_and_the_others_counted_and_a_very_long_line_cannot_run_away() -> (
+    None
+):
     warnings: list[str] = []
     made = translator(data=data_section(2), warn=warnings.append, chunk_size=9)
     list(made.translate(["abc"] * 5 + ["ab"], "test.en"))
@@ -253,8 +255,6 @@ def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
     assert places == ["test.en:1:", "test.en:2:", "test.en:3:", "test.en:"]
     assert warnings[3] == "test.en: further lines of more than 2 source tokens: 2"
 
-
-def test_a_very_long_line_cannot_run_away() -> None:
     class Endless(ToyModel):
         """Never ends by itself."""
 

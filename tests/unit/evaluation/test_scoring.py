@@ -183,7 +183,7 @@ class Asked(Scorer):
         return [ScoredPair(-float(len(target)), target.split(), []) for _, target in pairs]
 
 
-def test_models_decide() -> None:
+def test_models_decide_and_counts_must_agree() -> None:
     forwards, backwards = Asked(), Asked()
     weighted = [
         reranking.WeightedScorer(forwards, 0.5, False),
@@ -198,9 +198,6 @@ def test_models_decide() -> None:
     assert lists[2][0].text == "ein Hund läuft"
     equal = [[reranking.RerankCandidate(0, text, "", 1.0) for text in "ba"]]
     assert [each.text for each in next(reranking.rerank(equal, lambda *_: [[2.0, 2.0]]))] == ["b", "a"]
-
-
-def test_counts_must_agree() -> None:
     with pytest.raises(ValueError, match="3 hypotheses and 4 references"):
         metrics.bleu(["a"] * 3, ["a"] * 4)
     with pytest.raises(ValueError, match="0 hypotheses"):

@@ -44,7 +44,7 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
     assert compared == [(32, 32)] * 3
 
 
-def test_a_file_of_keys(tmp_path: Path) -> None:
+def test_a_file_of_keys_and_a_client_may_ask_so_often_and_again_when_time_has_passed(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# of the office\nabc\n\n  def \n")
     keys = read_keys(path)
@@ -57,9 +57,6 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         read_keys(path)
     with pytest.raises(InputError, match="nosuch"):
         read_keys(tmp_path / "nosuch")
-
-
-def test_a_client_may_ask_so_often_and_again_when_time_has_passed() -> None:
     now = [0.0]
     rates = Rates(3, lambda: now[0])
     rates.take("b")
@@ -85,7 +82,7 @@ def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         rates.take("c")
 
 
-def test_keys_that_are_not_needed_and_described_routes() -> None:
+def test_keys_that_are_not_needed_and_described_routes_and_the_description_is_whole(client: Client) -> None:
     service = Service([], Settings(requests_a_minute=1), Keys())
     service._admit("a", "address")
     with pytest.raises(Refused):
@@ -98,9 +95,6 @@ def test_keys_that_are_not_needed_and_described_routes() -> None:
     }
     assert described == served - pages
     assert ("get", "/docs") in pages
-
-
-def test_the_description_is_whole(client: Client) -> None:
     tree = client.get("/spec").json
     assert tree == specification(keys=False)
     assert re.fullmatch(r"3\.1\.\d", tree["openapi"])

@@ -155,7 +155,9 @@ def test_numbers_and_addresses_of_a_document_stay() -> None:
     assert ">3</w:t>" in part(written, "footer1.xml")
 
 
-def test_lines_without_words_count_and_pages_keep_their_encoding() -> None:
+def test_lines_without_words_count_and_pages_keep_their_encoding_and_an_answer_has_the_encoding_it_names() -> (
+    None
+):
     text = b"1 2 3\n\n A dog. \n4 "
     assert sentences_of(text, "text/plain", SPLIT, 12) == ["1 2 3", "A dog.", "4"]
     with pytest.raises(Refused, match="more than the 11 characters"):
@@ -166,9 +168,6 @@ def test_lines_without_words_count_and_pages_keep_their_encoding() -> None:
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
     written = b'<meta charset="iso-8859-1"><p>\xfc&#128512;</p>', "text/html; charset=windows-1252"
     assert file.written([same("\u00fc\U0001f600")]) == written
-
-
-def test_an_answer_has_the_encoding_it_names() -> None:
     for content_type, head, codec, name in (
         ("text/html", "<meta charset=CP1251>", "cp1251", "windows-1251"),
         ("text/html; charset=windows-1251", "<meta charset=utf-8>", "cp1251", "windows-1251"),

@@ -100,7 +100,9 @@ def test_details_too_large_to_be_written_are_refused(
     assert not {"attention", "alignment"} & {*details, *details["nbest"][0]}
 
 
-def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
+def test_what_is_wished_of_a_translation_holds_and_what_a_request_takes_is_counted_to_the_character(
+    client: Client,
+) -> None:
     whole = client.post("/translate", q="a b c", constraints=["H G"], avoid=["C"], target_prefix="D").json
     words = whole["translatedText"].split()
     assert words[0] == "D"
@@ -111,9 +113,6 @@ def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
     for glossary in ({"c": "G E"}, "# terms\nc, G E\n"):
         found = client.post("/translate", q="a b c\nb a", glossary=glossary).json["translatedText"]
         assert ["G E" in line for line in found.split("\n")] == [True, False]
-
-
-def test_what_a_request_takes_is_counted_to_the_character() -> None:
     for given, size in (
         ({}, 3),
         ({"constraints": ["de"]}, 6),
@@ -143,7 +142,9 @@ def test_an_error_in_one_line_gives_up_the_others() -> None:
     assert asyncio.run(ask()) == (True, 1)
 
 
-def test_a_stream_that_its_client_leaves_gives_up_what_is_not_translated() -> None:
+def test_a_stream_that_its_client_leaves_gives_up_what_is_not_translated_and_streams_a_line_a_sentence(
+    client: Client, model: TrainedModel
+) -> None:
     async def leave() -> list[bool]:
         futures: list[asyncio.Future[Translation]] = [
             asyncio.get_running_loop().create_future() for _ in range(3)
@@ -157,9 +158,6 @@ def test_a_stream_that_its_client_leaves_gives_up_what_is_not_translated() -> No
         return [future.cancelled() for future in futures]
 
     assert asyncio.run(leave()) == [False, True, True]
-
-
-def test_streams_a_line_a_sentence(client: Client, model: TrainedModel) -> None:
     answer = client.post("/translate", q=["a b", "c d\ne"], stream=True, alternatives=1)
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     *lines, last = [json.loads(line) for line in answer.content.decode().splitlines()]
@@ -196,7 +194,9 @@ def test_each_sentence_of_a_paragraph_is_translated(client: Client, model: Train
     assert [json.loads(line).get("line") for line in streamed] == [0, 2, 2, 4, 4, None]
 
 
-def test_what_has_no_words_comes_back_as_it_was(client: Client, model: TrainedModel) -> None:
+def test_what_has_no_words_comes_back_as_it_was_and_words_and_capitals_for_every_request(
+    client: Client, model: TrainedModel, folder: Path
+) -> None:
     one, two = (each.text for each in model.translate(["a b", "c d"]))
     text = "3\n1,234.56\ta b\nhttps://x.org/a?b=1 \nc d\n\t7\u00a0000 "
     found = client.post("/translate", q=text, details=True, alternatives=1).json
@@ -210,9 +210,6 @@ def test_what_has_no_words_comes_back_as_it_was(client: Client, model: TrainedMo
     page = f"<table><td>1&nbsp;234<td>a b</table>{'<p>&mdash; 3 <b>4</b>' * 3}"
     back = client.post("/translate", q=page, format="html").json["translatedText"]
     assert back == page.replace("a b", one)
-
-
-def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel) -> None:
     terms = Glossary({"b": "G H"})
     settings = Settings(split_sentences=False, restore_case=True, avoid=("A",), glossary=terms)
     with serving(folder, settings) as client:
@@ -232,7 +229,9 @@ def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel)
         assert client.post("/translate", q="c").status == 200
 
 
-def test_lists_that_contradict_each_other_are_refused_at_the_start(folder: Path) -> None:
+def test_lists_that_contradict_each_other_are_refused_at_the_start_and_says_what_it_has(
+    folder: Path, client: Client
+) -> None:
     settings = Settings(avoid=("A",), glossary=Glossary({"b": "G A"}))
     with pytest.raises(InputError, match="glossary: b = G A contains an avoided phrase"):
         by_pair([folder], settings)
@@ -244,9 +243,6 @@ def test_lists_that_contradict_each_other_are_refused_at_the_start(folder: Path)
     assert isinstance(translated, Translation)
     with pytest.raises(InputError, match="are for one language pair, and the models have 2"):
         by_pair([folder, folder / "none"], settings)
-
-
-def test_says_what_it_has(client: Client) -> None:
     assert client.get("/languages").json == [
         {"code": "src", "name": "src", "targets": ["trg"]},
         {"code": "trg", "name": "trg", "targets": []},

@@ -46,15 +46,15 @@ def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
     assert_same_bits(parameters(loaded.model), parameters(trainer.model))
 
 
-def test_the_last_checkpoint_is_that_of_the_largest_number(copy: Run) -> None:
+def test_the_last_checkpoint_is_that_of_the_largest_number_and_which_checkpoint(
+    copy: Run, trained: Run
+) -> None:
     for update in (99_999, 100_000):
         copy.folder.parameters(update).touch()
         assert checkpoints.parameter_file(copy.folder, "last") == copy.folder.parameters(update)
     (copy.folder.states / "00008.interrupted").mkdir()
     assert copy.folder.commits()[-2:] == [Commit(8, False), Commit(8, True)]
 
-
-def test_which_checkpoint(trained: Run) -> None:
     def bias(which: str | int | Path) -> torch.Tensor:
         return load_model(trained.folder.path, which).model.output.bias
 
@@ -82,7 +82,9 @@ def refused(message: str) -> pytest.RaisesExc[InputError]:
     return pytest.raises(InputError, match=message)
 
 
-def test_folders_that_hold_no_model(tmp_path: Path, trained: Run, copy: Run) -> None:
+def test_folders_that_hold_no_model_and_the_vocabulary_of_another_model_is_refused(
+    tmp_path: Path, trained: Run, copy: Run
+) -> None:
     with refused(f"^{tmp_path / 'absent'}: no such model folder"):
         load_model(tmp_path / "absent")
     with refused(f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
@@ -100,9 +102,6 @@ def test_folders_that_hold_no_model(tmp_path: Path, trained: Run, copy: Run) -> 
     for which in ("last", 4):
         with refused(f"^{exported}: no checkpoint '{which}'; it has the best one alone$"):
             load_model(exported, which)
-
-
-def test_the_vocabulary_of_another_model_is_refused(copy: Run) -> None:
     vocabulary = copy.folder.path / "vocab.source.txt"
     vocabulary.write_text(vocabulary.read_text().replace("a", "z"))
     message = rf"^{copy.folder.best}: belongs to another vocabulary \(fingerprint \w{{12}}, here \w{{12}}\); restore"
@@ -313,7 +312,9 @@ def test_a_lost_checkpoint_is_not_replaced_by_another_best(copy: Run) -> None:
     assert read_tensors(copy.folder.best)[1]["update"] == other["update"]
 
 
-def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> None:
+def test_what_a_run_without_a_checkpoint_left_is_removed_and_a_damaged_state_is_refused_with_its_file(
+    make_run: MakeRun, copy: Run
+) -> None:
     run = make_run()
     run.folder.create()
     pending(run.folder.parameters(2)).write_bytes(b"params of a checkpoint that was never committed")
@@ -323,9 +324,6 @@ def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> N
     assert recover(run.folder, 1, False) == (None, [])
     assert sorted(path.name for path in run.folder.path.iterdir()) == ["training_state"]
     assert list(run.folder.states.iterdir()) == []
-
-
-def test_a_damaged_state_is_refused_with_its_file(copy: Run) -> None:
     state = copy.folder.state(Commit(8, True))
     shutil.rmtree(copy.folder.state(Commit(6, True)))  # so that there is none to fall back to
     content = (state / "state.json").read_text()

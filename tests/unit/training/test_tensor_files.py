@@ -77,7 +77,9 @@ def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> Non
         }
 
 
-def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+def test_text_that_is_there_already_is_not_written_again_and_flipped_bits_and_relabelled_types_are_found(
+    tmp_path: Path, path
+) -> None:
     path = tmp_path / "file"
     write_text(path, "same\n")
     inode = path.stat()[stat.ST_INO]
@@ -85,9 +87,6 @@ def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None
     assert path.stat()[stat.ST_INO] == inode
     write_text(path, "other ä\n")
     assert path.read_bytes() == "other ä\n".encode()
-
-
-def test_flipped_bits_and_relabelled_types_are_found(path) -> None:
     write_tensors(path, {name: tensors()[name] for name in ("half", "whole")}, METADATA)
     whole = path.read_bytes()
     for place in range(len(whole)):
