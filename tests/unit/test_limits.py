@@ -16,30 +16,21 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
-from econmt.cli import evaluate, main
+from econmt.api.translation import TrainedModel
+from econmt.bench.training import vocabulary_sizes
+from econmt.cli import evaluate, main, workload
 from econmt.cli.main import LEAST_ADDRESS_SPACE
 from econmt.cli.workload import parse_bucket
-from econmt.config import limits, recipe, yaml_reader
-from econmt.config.conditions import (
-    above_zero,
-    all_of,
-    any_of,
-    at_least,
-    at_most,
-    below,
-    is_empty,
-    is_set,
-    one_of,
-    other_than,
-    settings_text,
-)
+from econmt.config import conditions, limits, recipe, yaml_reader
 from econmt.config.data import Noise
 from econmt.config.migration import REMOVED_KEYS, remove_keys
 from econmt.config.model import largest_rank
 from econmt.config.optimizer import ScheduleSection
 from econmt.config.recipe import BatchSize, load_recipe
 from econmt.data import files
+from econmt.data.batching.batch import BatchShape
 from econmt.data.batching.batches import rows_of_batch
 from econmt.data.text.tmx import read_tmx
 from econmt.decoding.attention_picture import LONGEST, token_label
@@ -95,12 +86,24 @@ def test_numbers_of_calls(most: int) -> None:
     assert limits.natural("9" * 16) is limits.natural("") is limits.natural("²") is None
 
 
-def test_the_smallest_batch_and_the_largest_perplexity() -> None:
+def test_the_smallest_batch_and_the_largest_perplexity_and_shares_and_updates_of_recipes() -> None:
     words = BatchSize(type="word", size=60)
     assert [rows_of_batch(words, positions) for positions in (1, 20, 30, 31, 60, 61)] == [60, 3, 2, 1, 1, 1]
     assert rows_of_batch(BatchSize(type="sentence", size=60), 61) == 60
     assert perplexity_of(-699.0, 1) < perplexity_of(-720.0, 1) == perplexity_of(-7200.0, 2) == float("inf")
     assert perplexity_of(-6.0, 3) == pytest.approx(7.389056)
+    Noise(upper=0.25, title=0.75)
+    with pytest.raises(ValueError, match="their sum must be at most 1"):
+        Noise(upper=0.25, title=0.7501)
+    for name, least in (("cosine", 11), ("linear", 11), ("constant", 0), ("noam", 0)):
+        for updates in (None, 9, 10, 11):
+            with (
+                nullcontext() if (updates or 0) >= least else pytest.raises(ValueError, match="decay_updates")
+            ):
+                ScheduleSection(name=name, warmup=10, decay_updates=updates)
+    for rows, columns in itertools.product(range(1, 9), repeat=2):
+        rank, saved = largest_rank(rows, columns), rows * columns
+        assert rank * (rows + columns) < saved <= (rank + 1) * (rows + columns)
 
 
 def test_a_file_with_another_time_is_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,40 +126,35 @@ def test_a_file_with_another_time_is_read_as_a_whole(tmp_path: Path, monkeypatch
             assert files.is_as_described(path, described, verify=True) == same
 
 
-def test_shares_and_updates_of_recipes() -> None:
-    Noise(upper=0.25, title=0.75)
-    with pytest.raises(ValueError, match="their sum must be at most 1"):
-        Noise(upper=0.25, title=0.7501)
-    for name, least in (("cosine", 11), ("linear", 11), ("constant", 0), ("noam", 0)):
-        for updates in (None, 9, 10, 11):
-            with (
-                nullcontext() if (updates or 0) >= least else pytest.raises(ValueError, match="decay_updates")
-            ):
-                ScheduleSection(name=name, warmup=10, decay_updates=updates)
-    for rows, columns in itertools.product(range(1, 9), repeat=2):
-        rank, saved = largest_rank(rows, columns), rows * columns
-        assert rank * (rows + columns) < saved <= (rank + 1) * (rows + columns)
-
-
 @pytest.mark.parametrize("value", [None, 0, 1, 2, 3])
 def test_conditions_of_numbers(value: int | None) -> None:
     values = {"a.b": 0 if value is None else value, "a.c": 2}
-    found = [each.holds(values) for each in (at_most("a.b", 2), at_least("a.b", 2), below("a.b", "a.c"))]
+    found = [
+        each.holds(values)
+        for each in (
+            conditions.at_most("a.b", 2),
+            conditions.at_least("a.b", 2),
+            conditions.below("a.b", "a.c"),
+        )
+    ]
     assert found == [values["a.b"] <= 2, values["a.b"] >= 2, values["a.b"] < 2]
     for condition, holds in (
-        (at_most("x", 0), True),
-        (at_most("x", -1), False),
-        (at_least("x", 1), False),
-        (above_zero("a.b"), (value or 0) > 0),
-        (any_of(is_set("a.b"), is_set("x")), bool(value)),
-        (all_of(is_set("a.b"), is_empty("x")), bool(value)),
-        (one_of("a.b", 2, 3), value in (2, 3)),
-        (other_than("a.b", 2, 3), value not in (2, 3)),
+        (conditions.at_most("x", 0), True),
+        (conditions.at_most("x", -1), False),
+        (conditions.at_least("x", 1), False),
+        (conditions.above_zero("a.b"), (value or 0) > 0),
+        (conditions.any_of(conditions.is_set("a.b"), conditions.is_set("x")), bool(value)),
+        (conditions.all_of(conditions.is_set("a.b"), conditions.is_empty("x")), bool(value)),
+        (conditions.one_of("a.b", 2, 3), value in (2, 3)),
+        (conditions.other_than("a.b", 2, 3), value not in (2, 3)),
     ):
         assert condition.holds({"a.b": value, "a.c": 2}) == holds, condition.text
     shown = {"a.b": value, "a.c": 2}
     both = "a.c: 2" if not value else f"a.b: {value} and a.c: 2"
-    assert settings_text(all_of(is_set("a.b"), is_set("a.c")), shown) == both
+    assert (
+        conditions.settings_text(conditions.all_of(conditions.is_set("a.b"), conditions.is_set("a.c")), shown)
+        == both
+    )
 
 
 def test_former_keys_are_removed_only_with_their_defaults() -> None:
@@ -234,3 +232,35 @@ def test_the_size_of_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(docx, "_LARGEST", most)
         with pytest.raises(Refused, match="MiB when unpacked") if refused else nullcontext():
             assert [*docx._unpacked(content.getvalue()).values()] == [b"x" * 5, b"x" * 6]
+
+
+def test_sizes_of_vocabularies_that_a_recipe_has() -> None:
+    for joint, both in (("joint: false, target: 60", (50, 60)), ("joint: true", (50, 50))):
+        words = f"data.subwords={{type: words, source: 50, {joint}}}"
+        assert vocabulary_sizes(load_recipe("quickstart", [words])) == both
+    for streams, size in ((1, 64), (6, 64), (7, 32), (13, 8), (14, 4), (20, 4)):
+        factors = [f"data.source_factors={[f'f{number}' for number in range(streams)]}"]
+        factors.append(f"model.source_factor_sizes={[2] * streams}")
+        *_, last = sizes = vocabulary_sizes(load_recipe("quickstart", factors))
+        assert (len(sizes), last) == (2 + streams, size)
+
+
+@pytest.mark.parametrize("stored", [["int8"], ["int8", "int8"], ["int8", None], [None, "int8"], [None]])
+def test_auto_is_8_bits_only_if_all_models_are_stored_so(stored: list[str | None]) -> None:
+    loaded = [SimpleNamespace(stored=each) for each in stored]
+    for requested, expected in (("auto", None not in stored), ("int8", True), ("float32", False)):
+        model = SimpleNamespace(device=torch.device("cpu"), _requested_precision=requested, loaded=loaded)
+        assert (TrainedModel._precision(model, [load_recipe("quickstart")]) == torch.int8) == expected
+
+
+def test_the_most_frequent_shape_has_the_most_rows_of_all_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = [BatchShape(4, 4, 1, 10), BatchShape(8, 8, 6, 3), BatchShape(9, 9, 17, 1)]
+    batch = SimpleNamespace(source=np.zeros((17, 9)), target_output=np.zeros((17, 9)))
+    batches = SimpleNamespace(worst_batch=lambda: batch, shapes=lambda: shapes)
+    monkeypatch.setattr(workload, "training_batches", lambda *_: batches)
+    for name in ("task_of_sizes", "make_task"):
+        monkeypatch.setattr(workload, name, lambda *_: SimpleNamespace(sizes=()))
+    found = workload._from_text(None, SimpleNamespace(folder="here"))
+    assert (found.shape, found.frequent) == ((17, 9, 9), (6, 8, 8))

@@ -312,7 +312,7 @@ def test_the_largest_rank_is_the_last_that_saves() -> None:
     assert largest_rank(1024, 256) == 204
 
 
-def test_the_largest_ranks_are_taken_and_some_of_very_many_errors_are_told(tmp_path) -> None:
+def test_the_largest_ranks_are_taken_and_some_of_very_many_errors_are_told(tmp_path: Path) -> None:
     loaded = recipes.load_recipe(
         write(tmp_path, MINIMAL),
         ["model.encoder.rank=204", "model.encoder.bidirectional=none", "model.encoder.size=256"],

@@ -93,7 +93,7 @@ IDLE: dict[str, tuple[str, ...]] = {
 KEYS_OF_PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
 
 
-def test_every_rule_is_tried_and_is_about_a_key() -> None:
+def test_every_rule_is_tried_and_few_keys_may_change() -> None:
     assert set(CASES) == set(RULES) - KEYS_OF_PROCESSES
     subwords = ("{type: bpe}", "{type: words}", "{type: codes, files: [a]}")
     recipes = [
@@ -102,6 +102,7 @@ def test_every_rule_is_tried_and_is_about_a_key() -> None:
     ]
     keys = {key for recipe in recipes for key, _ in leaves(recipe)}
     assert set(RULES) <= keys
+    assert marked_keys(Recipe, KeyMark.NO_PARAMETERS) == frozenset(FREE_WHEN_RESUMED.split())
 
 
 @pytest.mark.parametrize("key", sorted(CASES))
@@ -126,7 +127,7 @@ def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.Cap
     assert said.count("\n") <= 1
 
 
-def test_what_has_no_effect_is_noted_and_defaults_never_and_a_run_of_one_process_names_the_keys_of_several(
+def test_what_has_no_effect_is_noted_and_defaults_never(
     tmp_path: Path,
 ) -> None:
     for name in shipped_recipes():
@@ -275,10 +276,6 @@ training.max_updates training.max_epochs training.max_seconds training.keep_last
 training.early_stopping.max_num_checkpoint_not_improved training.device training.cuda_graphs training.threads
 training.log_interval training.optimizer_in_backward parallel.pipeline parallel.shard_optimizer parallel.timeout
 """
-
-
-def test_only_these_keys_may_change_when_a_run_is_resumed() -> None:
-    assert marked_keys(Recipe, KeyMark.NO_PARAMETERS) == frozenset(FREE_WHEN_RESUMED.split())
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,21 @@ def test_the_widest_model_of_an_ensemble_decides_on_threads(
     assert found == [(None, 512), ("set", 1)]
 
 
-def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:
+def test_long_lines_warn_and_other_threads_do_not_matter(
+    model: econmt.TrainedModel,
+) -> None:
     with pytest.warns(UserWarning, match="input:2: 120 source tokens"):
         model.translate(["a", "b " * 120])
+
+    class Meanwhile(Glossary):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, _: object) -> bool:
+            model._translator = None
+            return True
+
+    for _ in range(2):
+        assert model.translator({"beam_size": 3}, glossary=Meanwhile({"a": "B"})).options.beam_size == 3
 
 
 def test_what_cannot_be_used_is_one_clear_line(
@@ -253,9 +265,7 @@ def test_training_is_the_command_lines(
             econmt.train(recipe, wrong)
 
 
-def test_the_names_of_the_interface_and_what_a_model_says_it_is(
-    word_model: Path, model: econmt.TrainedModel
-) -> None:
+def test_names_of_the_interface_and_the_model(word_model: Path, model: econmt.TrainedModel) -> None:
     assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]
     count = sum(parameter.numel() for parameter in model.models[0].parameters())
     text = repr(econmt.load([word_model, word_model], device="cpu", precision="float32"))
@@ -263,9 +273,7 @@ def test_the_names_of_the_interface_and_what_a_model_says_it_is(
     assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
 
 
-def test_scores_are_those_of_the_command_line_and_drawing_by_the_names_of_the_command_line(
-    call: Call, model: econmt.TrainedModel, word_model: Path
-) -> None:
+def test_scores_and_draws_as_the_commands(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
     pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
     found = model.score(*zip(*pairs, strict=True), batch_size=2)
     ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))
@@ -284,9 +292,7 @@ def test_scores_are_those_of_the_command_line_and_drawing_by_the_names_of_the_co
     assert drawn == [each.text for each in model.translate(LINES, sample=2, seed=3)]
 
 
-def test_options_that_would_change_nothing_are_refused_and_evaluation_is_that_of_the_command_line(
-    model: econmt.TrainedModel, call: Call, tmp_path: Path
-) -> None:
+def test_idle_options_and_evaluation(model: econmt.TrainedModel, call: Call, tmp_path: Path) -> None:
     drawn, length_ratio = {"sample": True}, {"brevity_penalty_constant_length_ratio": 2.0}
     for options, name, needed in (
         ({"temperature": 0.5}, "temperature", "sample"),
@@ -316,18 +322,6 @@ def test_options_that_would_change_nothing_are_refused_and_evaluation_is_that_of
     for lowercase in (False, True):
         found = econmt.evaluate(["ein hund bellt laut"], ["Ein Hund bellt laut"], lowercase=lowercase)
         assert all((found[name].value > 99.9) == lowercase for name in ("bleu", "chrf"))
-
-
-def test_a_translator_that_another_thread_replaces_meanwhile(model: econmt.TrainedModel) -> None:
-    class Meanwhile(Glossary):
-        __hash__ = None  # type: ignore[assignment]
-
-        def __eq__(self, _: object) -> bool:
-            model._translator = None
-            return True
-
-    for _ in range(2):
-        assert model.translator({"beam_size": 3}, glossary=Meanwhile({"a": "B"})).options.beam_size == 3
 
 
 def test_arguments_of_another_kind_are_told(

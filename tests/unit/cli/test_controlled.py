@@ -81,7 +81,7 @@ def pairs(text: str) -> list[str]:
     return [f"{one} {other}" for one, other in pairwise(words)]
 
 
-def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, word_model: Path) -> None:
+def test_wrong_lines_and_lists(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
     good = ("translate", "-m", word_model, "--json-input")
     ended = call(*good, "--chunk-size", 1, text=objects({"text": "a"}, '{"text": 1}'))
     failure(ended, "standard input:2: text: expected text, found 1")
@@ -89,9 +89,6 @@ def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, wor
     failure(call(*good, text=objects({"text": "a", "constraints": ["ä"]})), "standard input:1", "'ä'")
     sampled = call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"}))
     failure(sampled, "standard input:1", "sample cannot be combined")
-
-
-def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
     (tmp_path / "avoid").write_text("A\nC D\n")
     (tmp_path / "terms").write_text("d\tF F\nb c\tH\n")
     lists = ("--avoid-list", tmp_path / "avoid", "--glossary", tmp_path / "terms")
@@ -284,7 +281,7 @@ def test_terms_that_are_there_anyway_change_nothing_in_any_mode(
         assert torch.equal(found.attention, expected.attention)
 
 
-def test_a_line_in_capitals_and_markup_keep_their_form_and_the_server_annotates_the_terms_of_requests(
+def test_forms_are_kept_and_the_server_annotates_terms(
     model: econmt.TrainedModel,
 ) -> None:
     found = model.translate(["A B C"], glossary=TERMS, restore_case=True)[0].text

@@ -81,9 +81,7 @@ def test_quiet_leaves_results_and_warnings(call: Call, word_model: Path) -> None
     assert call("translate", "-m", word_model, text="a\n").err != ""
 
 
-def test_a_quiet_run_prints_its_results_only_and_the_key_that_was_meant(
-    call: Call, text: Path, tmp_path: Path
-) -> None:
+def test_quiet_results_and_the_key_that_was_meant(call: Call, text: Path, tmp_path: Path) -> None:
     made = Run(text, tmp_path / "run", ("training.max_updates=2",))
     ended = call("train", tmp_path / "run.yaml", "training.max_updates=2", "--quiet")
     assert (ended.code, ended.err) == (0, "")

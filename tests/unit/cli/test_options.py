@@ -215,3 +215,37 @@ def test_arguments_arrive(
     with pytest.raises(InputError, match="arrived"):
         eval(code, {"econmt": econmt, "model": model})
     check(arguments, expected)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "translate -m MODEL -i TEXT/one.src",
+        "translate -m MODEL --glossary TERMS",
+        "translate -m MODEL --avoid-list AVOIDED",
+        "translate -m MODEL --restrict-lexicon LIST",
+        "score -m MODEL -s TEXT/one.src -t TEXT/one.zh",
+        "score -m MODEL -t TEXT/one.zh -s TEXT/one.src",
+        "rerank -m MODEL -s TEXT/one.src -i LIST",
+        "rerank -m MODEL -i LIST -s TEXT/one.src",
+        "rerank -i LIST -r TEXT/one.zh",
+    ],
+)
+def test_no_input_is_overwritten(call: Call, names: dict[str, str], command: str) -> None:
+    words = re.sub(rf"\b({'|'.join(names)})\b", lambda word: names[word[0]], command).split()
+    before = Path(words[-1]).read_text()
+    ended = call(*words, "-o", words[-1])
+    assert (ended.code, "is also an input" in ended.err) == (2, True), ended.err
+    assert Path(words[-1]).read_text() == before
+
+
+def test_lines_are_counted_from_the_beginning_of_the_text(call: Call, names: dict[str, str]) -> None:
+    """In whatever parts it is read."""
+    chunks = ("translate -m", names["MODEL"], "--batch-size", 1, "--chunk-size", 2)
+    long = call(*chunks, text="a\nb\na\n" + "b " * 120 + "\na\n")
+    assert "standard input:4: 120 source tokens" in long.err
+    wrong = call(*chunks, "--json-input", text='{"text": "a"}\n' * 4 + "{}\n")
+    assert "standard input:5: " in wrong.err
+    assert len(wrong.lines) == 4
+    listed = call(*chunks, "--nbest-size", 2, text="a\nb\na\n")
+    assert [line.split(" ||| ")[0] for line in listed.lines] == ["0", "0", "1", "1", "2", "2"]

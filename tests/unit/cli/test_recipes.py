@@ -47,16 +47,13 @@ NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "laws-en-fr", "groundhog"
 NAMES |= {"ptb", "wikitext2", "wikitext2-awd", "docs-ten"}
 
 
-def test_list_has_a_row_for_each_recipe(call: Call) -> None:
+def test_list_has_a_row_for_each_recipe_and_show_resolves_overrides(call: Call) -> None:
     done = call("recipes", "list")
     rows = done.out.splitlines()
     assert {row.split()[0] for row in rows if not row.startswith(" ")} == NAMES
     place = next(number for number, row in enumerate(rows) if row.startswith("multi30k"))
     assert rows[place].endswith("en-de multi30k/train")
     assert "image captions" in rows[place + 1]
-
-
-def test_show_resolves_overrides(call: Call) -> None:
     done = call("recipes", "show", "iwslt", "training.batch.size=256")
     recipe = parse_recipe(done.out, "shown")
     assert recipe == load_recipe("iwslt", ["training.batch.size=256"])

@@ -405,7 +405,7 @@ def test_errors_count_all_lines_of_the_input(
     assert "line 140001: the model gives no finite probability" in capsys.readouterr().err
 
 
-def test_structures_are_those_of_the_library_and_names_of_special_words_in_a_text_are_unknown_words(
+def test_structures_of_the_library_and_names_of_special_words(
     tmp_path: Path,
 ) -> None:
     assert (MOST_RUNTIME_WORDS, structures._VERSION) == (library.MOST_WORDS, library.VERSION)

@@ -132,9 +132,7 @@ def test_a_file_holds_the_folder_in_the_same_bytes_each_time(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_file_is_a_program_and_nothing_is_overwritten(
-    whole: Path, temporary: Path, model: Path, call: Call, tmp_path: Path
-) -> None:
+def test_a_file_is_a_program(whole: Path, temporary: Path, model: Path, call: Call, tmp_path: Path) -> None:
     environment = {**econmt_environment(), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     del environment["PYTHONPATH"]
     done = subprocess.run([whole], input=TEXT, env=environment, capture_output=True, check=False)

@@ -121,9 +121,7 @@ def refusal(done: subprocess.CompletedProcess[bytes]) -> str:
     return line
 
 
-def test_a_folder_translates_a_file_as_econmt_and_lines_before_one_that_cannot_be_read_are_translated(
-    model: Path, whole: Path, call: Call, tmp_path: Path
-) -> None:
+def test_files_and_lines_before_bad_ones(model: Path, whole: Path, call: Call, tmp_path: Path) -> None:
     text = b"\xef\xbb\xbfa b c\r\n\n" + "h\u2028g\n d e\u00a0\n\u3000\n".encode() + b"b c\r\r\nzzz"
     (tmp_path / "text").write_bytes(text)
     more = "--precision", "float32", "--output-type", "score"
@@ -159,9 +157,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "model.json").write_text(json.dumps(_signed(rest)))
 
 
-def test_words_with_carriage_returns_keep_their_numbers_and_modules_are_compared_before_they_are_imported(
-    tmp_path: Path, made: Path
-) -> None:
+def test_carriage_returns_and_comparison_of_modules(tmp_path: Path, made: Path) -> None:
     words = [*SPECIAL_TOKENS, "a", "b\rc", "\x0b", "d\u2028e", "f"]
     path = tmp_path / "vocab.txt"
     path.write_bytes("".join(word + "\n" for word in words).encode())

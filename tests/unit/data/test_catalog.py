@@ -342,7 +342,7 @@ def test_different_line_counts(tmp_path: Path, first: int, second: int) -> None:
     assert f"{source} has {first} lines but {target} has {second};" in str(caught.value)
 
 
-def test_pairs_are_streamed_counted_and_have_two_columns(tmp_path) -> None:
+def test_pairs_are_streamed_counted_and_have_two_columns(tmp_path: Path) -> None:
     file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
         list(read_pairs(Corpus(file, None)))

@@ -154,7 +154,7 @@ def test_a_connection_that_keeps_breaking_keeps_what_came(server: Server, tmp_pa
     assert (tmp_path / "text").read_bytes() == CONTENT
 
 
-def test_what_brings_nothing_new_or_a_wrong_checksum_is_refused(server, tmp_path) -> None:
+def test_what_brings_nothing_new_or_a_wrong_checksum_is_refused(server: Server, tmp_path: Path) -> None:
     server.cut_after = [20_000, 0, 10_000, 10_000]
     with pytest.raises(InputError, match="20,000 bytes are kept"):
         download(remote(server), tmp_path / "text", progress=False)

@@ -197,7 +197,7 @@ def test_round_trip(pairs: list[tuple[list[int], list[int]]], wide: bool) -> Non
         assert [tuple(side.tolist() for side in store.pair(i)) for i in range(len(pairs))] == pairs
 
 
-def test_gather_pads_with_zeros_and_tokens_take_two_bytes(tmp_path) -> None:
+def test_gather_pads_with_zeros_and_tokens_take_two_bytes(tmp_path: Path) -> None:
     store = write_store(tmp_path, [([5, 6, 7], [8]), ([], [9, 4]), ([3], [])], 100)
     source, source_lengths, target, target_lengths = store.gather(np.array([2, 0, 1]))
     assert source.tolist() == [[3, 0, 0], [5, 6, 7], [0, 0, 0]]

@@ -74,7 +74,7 @@ def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -
     assert counts["pairs"] + sum(counts.get(name, 0) for name in reasons) == counts["lines"] == 48
 
 
-def test_a_vocabulary_is_learnt_from_what_is_left_and_the_report_names_reasons_and_examples(
+def test_what_is_left_is_learnt_from_and_the_rest_reported(
     kept: Kept,
 ) -> None:
     everything, less = kept()[1].vocabularies, kept(min_words=3)[1].vocabularies
@@ -95,9 +95,7 @@ def test_a_vocabulary_is_learnt_from_what_is_left_and_the_report_names_reasons_a
     assert again.statistics["train"]["duplicate"] == 2
 
 
-def test_the_report_has_three_examples_of_a_reason_and_duplicates_are_looked_for_in_all_corpora(
-    tmp_path: Path, make_recipe: Make, corpus: Path
-) -> None:
+def test_examples_of_reasons_and_duplicates(tmp_path: Path, make_recipe: Make, corpus: Path) -> None:
     left_out = LeftOut()
     for number in range(1, 6):
         left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
@@ -153,9 +151,7 @@ def test_language_is_refused(corpus: Path, make_recipe: Make, monkeypatch: pytes
         prepared(recipe, corpus)
 
 
-def test_nothing_left_is_told_and_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicates(
-    corpus: Path, make_recipe: Make
-) -> None:
+def test_nothing_left_and_firsts_of_duplicates(corpus: Path, make_recipe: Make) -> None:
     message = r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
     with pytest.raises(InputError, match=message):
         prepared(make_recipe(filters={"min_words": 90}, subwords={"type": "words"}), corpus)

@@ -207,7 +207,7 @@ def test_what_cannot_be_written_is_unknown_on_both_sides(run: Prepare) -> None:
             assert all(UNK in row.tolist() for row in side)
 
 
-def test_without_weights_every_pair_comes_once_an_epoch_and_validation_has_no_tag_and_what_each_noise_does(
+def test_epochs_without_weights_and_what_each_noise_does(
     run: Prepare,
 ) -> None:
     recipe, prepared = run(noise=ALL_NOISE)

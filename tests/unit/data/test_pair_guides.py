@@ -151,9 +151,7 @@ def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path)
     assert expected.any()
 
 
-def test_parts_and_shares_keep_their_rows_and_the_store_is_used_again_until_a_file_changes(
-    make_recipe: MakeRecipe, text: Path
-) -> None:
+def test_guides_of_parts_and_of_a_store_used_again(make_recipe: MakeRecipe, text: Path) -> None:
     recipe = make_recipe(SUBWORDS)
     batch = next(training_batches(recipe, made(recipe, text)))
     last = batch.share(1, 2)
@@ -180,9 +178,7 @@ def test_parts_and_shares_keep_their_rows_and_the_store_is_used_again_until_a_fi
     assert not plain.train.weighted
 
 
-def test_left_out_pairs_take_their_guides_along_and_an_example_has_guides(
-    make_recipe: MakeRecipe, text: Path
-) -> None:
+def test_guides_of_left_out_pairs_and_examples(make_recipe: MakeRecipe, text: Path) -> None:
     lines = (text / "train.src").read_text().split("\n")
     lines[0], lines[3] = "", "lower " * 200
     (text / "train.src").write_text("\n".join(lines))

@@ -148,12 +148,23 @@ def test_every_token_has_the_factors_of_its_word(make_recipe: MakeRecipe, text: 
         assert not any(row[length:])
 
 
-def test_unknown_words_are_counted_without_their_factors(make_recipe: MakeRecipe) -> None:
+def test_unknown_words_and_examples_of_many_factors(
+    make_recipe: MakeRecipe,
+) -> None:
     prepared = prepared_of(make_recipe("data.subwords={type: words, source: 9, target: 50}"))
     known = {*prepared.vocabularies.source.tokens(range(prepared.vocabularies.source.size))}
     words = [word for row in (*sentences(60, 1), *sentences(40, 2)) for word in row]
     assert prepared.statistics["train"]["source_tokens"] == len(words)
     assert prepared.statistics["train"]["source_unknown"] == sum(word not in known for word in words) > 0
+    names = json.dumps([f"f{number}" for number in range(20)])
+    widths = f"model.source_factors_num_embed={[4] * 20}"
+    recipe = load_recipe("multi30k", [f"data.source_factors={names}", widths])
+    source, target, *factors = vocabulary_sizes(recipe)
+    batch = TranslationTask(recipe, source, target, factor_sizes=tuple(factors)).example(Shape(3, 4, 5))
+    assert int(batch.source.min()) >= 0
+    sizes = (source, *factors)
+    for part, size in zip(separate_ids(batch.source, sizes), sizes, strict=True):
+        assert 0 <= int(part.min()) <= int(part.max()) < size
 
 
 MIXED = "data.mixing={weights: [[1, 3]], epoch_pairs: 40}", "data.filters={min_words: 2, duplicates: pairs}"
@@ -197,9 +208,7 @@ def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
         file.write_text(before)
 
 
-def test_files_that_are_nowhere_and_text_without_lines_and_what_does_not_go_together(
-    make_recipe: MakeRecipe, text: Path
-) -> None:
+def test_files_and_keys_that_cannot_be_used(make_recipe: MakeRecipe, text: Path) -> None:
     (text / "more.len").unlink()
     with pytest.raises(InputError, match=r"more\.len not found"):
         prepared_of(make_recipe(WHOLE))
@@ -283,18 +292,6 @@ def test_files_beside_the_source_come_first(make_recipe: MakeRecipe, text: Path,
     corpus = Corpus(older / "train.src", older / "train.trg")
     apart = find_companions(corpus, "train", ["first"], "data.source_factors", [older, text])
     assert apart == (text / "train.first",)
-
-
-def test_examples_of_many_factors_fit_into_one_number(make_recipe: MakeRecipe) -> None:
-    names = json.dumps([f"f{number}" for number in range(20)])
-    widths = f"model.source_factors_num_embed={[4] * 20}"
-    recipe = load_recipe("multi30k", [f"data.source_factors={names}", widths])
-    source, target, *factors = vocabulary_sizes(recipe)
-    batch = TranslationTask(recipe, source, target, factor_sizes=tuple(factors)).example(Shape(3, 4, 5))
-    assert int(batch.source.min()) >= 0
-    sizes = (source, *factors)
-    for part, size in zip(separate_ids(batch.source, sizes), sizes, strict=True):
-        assert 0 <= int(part.min()) <= int(part.max()) < size
 
 
 def test_streams_in_another_order_are_refused() -> None:

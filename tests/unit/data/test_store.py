@@ -349,7 +349,7 @@ class TestFailureInTheMiddle:
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_place_of_the_store_and_quantiles_and_reasons_of_pairs_that_are_left_out(
+def test_places_quantiles_and_reasons(
     make_recipe: MakeRecipe,
 ) -> None:
     assert store_folder(make_recipe()) == Path("model/prepared")

@@ -49,7 +49,7 @@ def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return learn(tmp_path_factory.mktemp("joint"), type=request.param, size=120)
 
 
-def test_text_and_ids_there_and_back(joint) -> None:
+def test_text_and_ids_there_and_back(joint: Vocabularies) -> None:
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
     assert tuple(joint.source.tokens([PAD, UNK, BOS, EOS])) == SPECIAL_TOKENS
     assert joint.source is joint.target

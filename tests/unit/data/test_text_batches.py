@@ -104,9 +104,7 @@ def test_rows_first_read_what_stands_before_them(store: TokenStore, rows: int, c
     assert carries[1:, 1:].all()
 
 
-def test_a_stream_goes_on_where_it_stood_and_jittered_windows_differ_from_epoch_to_epoch_and_are_few(
-    store: TokenStore, tmp_path: Path
-) -> None:
+def test_streams_go_on_and_jittered_windows_differ(store: TokenStore, tmp_path: Path) -> None:
     whole = TextBatches(store, 2, 5, jitter=True, seed=3)
     for _ in range(40):
         batch = next(whole)
@@ -138,7 +136,7 @@ def test_a_stream_goes_on_where_it_stood_and_jittered_windows_differ_from_epoch_
         assert max(next(wide).inputs.shape[1] for _ in range(9)) == 40
 
 
-def test_parts_of_a_batch_and_shares_of_ranks_keep_their_rows_and_more_rows_than_tokens_are_refused(
+def test_parts_and_shares_keep_their_rows_and_too_many_are_refused(
     store: TokenStore,
 ) -> None:
     whole = next(TextBatches(store, 3, 4))

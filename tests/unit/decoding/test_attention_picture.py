@@ -40,7 +40,7 @@ def darkest(image: np.ndarray) -> tuple[float, float]:
     return float(rows.mean() / image.shape[0]), float(columns.mean() / image.shape[1])
 
 
-def test_rows_columns_ends_of_sentences_and_signs(tmp_path) -> None:
+def test_rows_columns_ends_of_sentences_and_signs(tmp_path: Path) -> None:
     corner, right, below = (torch.zeros(4, 4) for _ in range(3))
     corner[0, 0], right[0, 3], below[3, 0] = 1.0, 1.0, 1.0
     places = [darkest(drawn(attention, tmp_path / "a.png")) for attention in (corner, right, below)]
@@ -94,7 +94,7 @@ def seeing(places: list[int], width: int) -> Tensor:
     return torch.eye(width)[[*places, width - 1]]
 
 
-def test_words_are_paired_with_those_that_they_see_and_subwords_are_paired_by_their_words(
+def test_words_and_subwords_are_paired_with_what_they_see(
     subwords: Vocabularies,
 ) -> None:
     both = Vocabularies(WORDS, WORDS)
@@ -108,7 +108,7 @@ def test_words_are_paired_with_those_that_they_see_and_subwords_are_paired_by_th
     assert pairs == [(0, 0), (1, 1), (2, 1)]
 
 
-def test_unknown_words_are_copied_and_unknown_characters_are_copied_from_subwords(
+def test_unknown_words_and_characters_are_copied(
     subwords: Vocabularies,
 ) -> None:
     options = SearchOptions(beam_size=2, replace_unk=True)

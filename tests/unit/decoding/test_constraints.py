@@ -129,9 +129,7 @@ def test_what_remains_is_the_least_number_of_tokens() -> None:
                 assert remaining == least, (wished.phrases, ids)
 
 
-def test_many_phrases_that_overlap_do_not_take_exponential_time_and_tables_say_what_the_automaton_does() -> (
-    None
-):
+def test_phrases_that_overlap_and_tables_of_the_automaton() -> None:
     pairs = [(4 + 2 * number, 5 + 2 * number) for number in range(40)]
     phrases = [Phrase(ids, False) for pair in pairs for ids in (pair, pair[::-1])]
     sentence = Phrases(phrases, [False] * 90)

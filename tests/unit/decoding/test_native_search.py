@@ -164,22 +164,12 @@ def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -
         assert all(bool(allowed[row, each.ids].all()) for each in best)
 
 
-def test_threads_share_the_sentences() -> None:
+def test_threads_share_the_sentences_and_what_watches_ends_it() -> None:
     model, options = IncrementalModel(make_model("additive")), SearchOptions(beam_size=3)
     alone = native_search(model, *BATCH, options)
     torch.set_num_threads(3)
     shared = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
     agree(shared, alone, 0.0)
-
-
-def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = SearchOptions(beam_size=3)
-    wanted = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
-    monkeypatch.setattr("econmt.model.inference.native.TABLE_BYTES", 0)
-    agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), wanted, 0.0)
-
-
-def test_what_watches_ends_it() -> None:
     looks: list[None] = []
 
     def poll() -> None:
@@ -191,6 +181,13 @@ def test_what_watches_ends_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         native_search(model, *BATCH, SearchOptions(beam_size=4), poll)
     assert len(looks) == 2
+
+
+def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SearchOptions(beam_size=3)
+    wanted = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
+    monkeypatch.setattr("econmt.model.inference.native.TABLE_BYTES", 0)
+    agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), wanted, 0.0)
 
 
 def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
@@ -213,7 +210,7 @@ def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
     agree(found, native_search(model, *BATCH, SearchOptions(beam_size=4)), 0.0)
 
 
-def test_no_sentence_is_no_search_and_no_finite_number_no_translation() -> None:
+def test_no_sentence_is_no_search_and_no_finite_number_no_translation_and_other_models_are_not_its() -> None:
     model = IncrementalModel(make_model("additive"))
     source, lengths, limits = BATCH
     assert native_search(model, source[:0], lengths[:0], limits[:0], SearchOptions()) == []
@@ -221,6 +218,11 @@ def test_no_sentence_is_no_search_and_no_finite_number_no_translation() -> None:
     with torch.no_grad():
         model.output.bias[9] = torch.nan
     assert native_search(IncrementalModel(model), *BATCH, SearchOptions()) == [[]] * len(SOURCES)
+    assert not has_native_search(IncrementalModel(make_model("qrnn")), SearchOptions())
+    model = make_model("additive")
+    assert not has_native_search(IncrementalModel(model.double()), SearchOptions())
+    with native.without():
+        assert not has_native_search(IncrementalModel(model.float()), SearchOptions())
 
 
 @pytest.mark.parametrize(
@@ -243,11 +245,3 @@ def test_other_searches_are_not_its(given: dict[str, Any]) -> None:
     model = IncrementalModel(make_model("additive"))
     assert not has_native_search(model, SearchOptions(**given))
     assert has_native_search(model, SearchOptions(beam_size=MOST_PLACES))
-
-
-def test_other_models_are_not_its() -> None:
-    assert not has_native_search(IncrementalModel(make_model("qrnn")), SearchOptions())
-    model = make_model("additive")
-    assert not has_native_search(IncrementalModel(model.double()), SearchOptions())
-    with native.without():
-        assert not has_native_search(IncrementalModel(model.float()), SearchOptions())

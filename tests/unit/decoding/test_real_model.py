@@ -112,7 +112,7 @@ def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: st
             torch.testing.assert_close(hypothesis.attention.sum(dim=1), torch.ones(len(hypothesis.ids) + 1))
 
 
-def test_coverage_is_of_the_attention_of_hypotheses() -> None:
+def test_coverage_sums_and_inputs_that_stay() -> None:
     options = SearchOptions(beam_size=4, nbest_size=4, coverage_penalty_weight=0.3)
     model = IncrementalModel(make_model("additive"))
     limits = torch.tensor([9, 9, 1, 9])  # the longest sentence is done first
@@ -123,6 +123,18 @@ def test_coverage_is_of_the_attention_of_hypotheses() -> None:
             expected = hypothesis.log_probability / (len(hypothesis.ids) + 1)
             expected += 0.3 * float(seen.clamp(max=1.0).log().sum())
             assert hypothesis.score == pytest.approx(expected, abs=1e-5)
+    # In float32 the small number is lost beside the large one, and in bfloat16 almost everything is.
+    values = [1e8, 1.0, -1e8, 1.0]
+    found = average_tensors([(str(i), {"a": torch.tensor([v])}) for i, v in enumerate(values)])
+    assert found["a"].tolist() == [0.5]
+    lean = average_tensors(
+        [(str(i), {"a": torch.tensor([v], dtype=torch.bfloat16)}) for i, v in enumerate(values)]
+    )
+    assert lean["a"].tolist() == [0.5]
+    assert lean["a"].dtype == torch.bfloat16
+    tensor = torch.ones(2, dtype=torch.float64)
+    average_tensors([("f", {"a": tensor}), ("g", {"a": tensor * 3})])
+    assert tensor.tolist() == [1.0, 1.0]
 
 
 MODES: list[EnsembleMode] = ["linear", "log_linear"]
@@ -159,21 +171,6 @@ def test_attention_is_averaged_and_one_model_needs_no_ensemble() -> None:
     assert best.attention[0].tolist() == pytest.approx([0.7, 0.3])
     model = ToyModel()
     assert as_one([model], "linear") is model
-
-
-def test_sums_are_float64_and_the_inputs_are_left_as_they_are() -> None:
-    # In float32 the small number is lost beside the large one, and in bfloat16 almost everything is.
-    values = [1e8, 1.0, -1e8, 1.0]
-    found = average_tensors([(str(i), {"a": torch.tensor([v])}) for i, v in enumerate(values)])
-    assert found["a"].tolist() == [0.5]
-    lean = average_tensors(
-        [(str(i), {"a": torch.tensor([v], dtype=torch.bfloat16)}) for i, v in enumerate(values)]
-    )
-    assert lean["a"].tolist() == [0.5]
-    assert lean["a"].dtype == torch.bfloat16
-    tensor = torch.ones(2, dtype=torch.float64)
-    average_tensors([("f", {"a": tensor}), ("g", {"a": tensor * 3})])
-    assert tensor.tolist() == [1.0, 1.0]
 
 
 def test_other_shapes_or_names_are_refused_by_name_and_the_best_checkpoints_are_chosen_by_score() -> None:

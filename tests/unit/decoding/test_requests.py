@@ -84,7 +84,7 @@ def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocab
             sentence_constraints.of(request, "line 1")
 
 
-def test_phrases_are_cut_as_they_stand_in_a_sentence_and_wishes_are_phrases_and_prefix(
+def test_phrases_are_cut_as_in_a_sentence(
     subwords: Vocabularies,
 ) -> None:
     target = subwords.target
@@ -112,7 +112,7 @@ def test_phrases_are_cut_as_they_stand_in_a_sentence_and_wishes_are_phrases_and_
     assert found == [True, True, False]
 
 
-def test_wishes_that_cannot_be_had_are_told_and_a_term_that_cannot_be_written_is_not_called_a_constraint(
+def test_wishes_and_terms_that_cannot_be_had_are_told(
     subwords: Vocabularies,
 ) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Mann"])
@@ -141,7 +141,7 @@ def test_wishes_that_cannot_be_had_are_told_and_a_term_that_cannot_be_written_is
         compiler.of(Request("a cat", ["Haus☃"]), "x:1")
 
 
-def test_a_longer_word_is_not_the_avoided_one_and_words_are_whole_in_a_vocabulary_of_words(
+def test_longer_words_are_others_and_words_are_whole(
     subwords: Vocabularies,
 ) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Hund"])

@@ -83,7 +83,7 @@ def test_a_bad_line_is_named_after_those_before_it(tmp_path: Path, line: bytes, 
             next(chunks)
 
 
-def test_a_pipe_that_pauses_gives_what_it_has_and_decode_line_leaves_spaces_alone(
+def test_pauses_and_spaces(
     pipe: tuple[int, Callable[[bytes], None], Callable[[], None]],
 ) -> None:
     reader, write, close = pipe
@@ -209,9 +209,7 @@ CANDIDATES = [
 TRANSLATION = Translation("Größe", -0.5, -1.0, ["▁Größe"], ATTENTION, CANDIDATES, ["▁size"])
 
 
-def test_json_has_everything_but_attention_and_attention_adds_the_matrix_and_a_blank_line_is_an_object_too() -> (
-    None
-):
+def test_json_of_a_line_with_attention_and_without() -> None:
     line = format_translation(TRANSLATION, "json")
     assert "\n" not in line
     assert "Größe" in line

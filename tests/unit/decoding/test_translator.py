@@ -245,9 +245,7 @@ def test_a_line_of_few_tokens_and_too_many_characters_is_told(mode: str, text: s
     assert warning.startswith("test.en:1: 102 characters, more than a source of 2 tokens may have")
 
 
-def test_of_many_long_lines_three_are_named_and_the_others_counted_and_a_very_long_line_cannot_run_away() -> (
-    None
-):
+def test_many_long_lines_are_counted_and_none_runs_away() -> None:
     warnings: list[str] = []
     made = translator(data=data_section(2), warn=warnings.append, chunk_size=9)
     list(made.translate(["abc"] * 5 + ["ab"], "test.en"))
@@ -285,10 +283,22 @@ def test_the_result_of_sampling_does_not_depend_on_chunks() -> None:
     assert texts(100, 100)[0] != texts(100, 100)[3]
 
 
-def test_line_breaks_in_a_translation_do_not_shift_the_lines_after_it() -> None:
+def test_line_breaks_shift_nothing_and_a_watch_ends_all() -> None:
     assert one_line("a\nb\r\nc") == "a b  c"
     assert one_line(" a b \u3000\n") == "a b"
     assert one_line("a\u2028b") == "a\u2028b"
+
+    class Left(Exception):
+        pass
+
+    def poll() -> object:
+        raise Left
+
+    for chosen in (False, True):
+        made = translator(IncrementalModel(make_model("additive")), continuous=chosen)
+        made.poll = poll
+        with pytest.raises(Left):
+            list(made.translate(["hen"] * 70))
 
 
 class CasedLetters(Letters):
@@ -388,17 +398,3 @@ def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPat
         for name in ("text", "tokens", "source_tokens"):
             assert getattr(ours, name) == getattr(theirs, name)
         assert ours.score == pytest.approx(theirs.score, abs=1e-5)
-
-
-def test_a_watch_ends_a_translation() -> None:
-    class Left(Exception):
-        pass
-
-    def poll() -> object:
-        raise Left
-
-    for chosen in (False, True):
-        made = translator(IncrementalModel(make_model("additive")), continuous=chosen)
-        made.poll = poll
-        with pytest.raises(Left):
-            list(made.translate(["hen"] * 70))

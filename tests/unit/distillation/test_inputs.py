@@ -96,7 +96,7 @@ def load(choice: StudentChoice, teacher: Recipe | None = TEACHER, ratio: float =
     return choice.load(Path("out/model"), "text/train", teacher, {"source": "en"}, ratio)
 
 
-def test_languages_and_text_are_the_teachers_and_filters_are_the_users_the_recipes_or_those_of_distillation(
+def test_where_languages_text_and_filters_come_from(
     tmp_path: Path,
 ) -> None:
     recipe = load(StudentChoice("student", also=("more",)))

@@ -126,7 +126,7 @@ def test_references_of_another_length_are_told(tmp_path: Path, lines: int, word:
     assert not (tmp_path / "text").exists()
 
 
-def test_a_student_keeps_its_text_and_several_processes_choose_the_same_in_the_same_order(
+def test_a_student_keeps_its_text_and_processes_its_order(
     tmp_path: Path,
 ) -> None:
     text = made(tmp_path)
@@ -290,7 +290,7 @@ def test_a_program_that_fails_is_told(source: Path, program: Callable[[str], str
     assert made.missing() == [1, 2]
 
 
-def test_a_program_that_writes_one_line_for_all_is_told_and_a_program_that_does_not_exist_is_told(
+def test_programs_that_cannot_teach_are_told(
     program: Callable[[str], str],
 ) -> None:
     teacher = open_teacher(TeacherChoice(command=program("import sys\nfor _ in sys.stdin: print('OK')")))

@@ -164,9 +164,7 @@ def test_a_model_folder_translates_as_econmt_does(
     assert not capsys.readouterr().err
 
 
-def test_what_a_teacher_learnt_and_its_files_and_a_folder_says_how_it_teaches(
-    word_model, tmp_path: Path
-) -> None:
+def test_what_a_teacher_learnt_and_how_it_teaches(word_model: Path, tmp_path: Path) -> None:
     most = econmt.load(word_model, device="cpu").recipe.pairs.max_length
     too_long = TeacherChoice(folder=word_model).longer_than_training()
     assert too_long is not None

@@ -177,7 +177,7 @@ def test_the_management_library_tells_what_a_process_takes(monkeypatch: pytest.M
         assert outside_memory.taken_by_all(1) == (0 if fails == "driver" else 900)
 
 
-def test_a_gpu_has_one_meter_and_without_a_driver_nobody_counts(monkeypatch) -> None:
+def test_a_gpu_has_one_meter_and_without_a_driver_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch, initialized=True)
     monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 1, raising=False)
     assert outside_memory.outside_meter(GPU) is outside_memory.outside_meter(torch.device("cuda"))

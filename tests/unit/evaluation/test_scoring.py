@@ -104,12 +104,18 @@ def test_a_slice_of_rows_at_a_time_and_no_blank_sources_and_an_ensemble_averages
     assert log_linear.token_log_probabilities != pytest.approx(expected, abs=1e-4)
 
 
-def test_token_ids() -> None:
+def test_token_ids_and_a_list_is_written_as_it_is_read() -> None:
     encode = token_ids(WORDS)
     assert encode("a  c <unk>") == [4, 6, 1]
     for special in (PAD, BOS, EOS):
         with pytest.raises(KeyError):
             encode(WORDS.tokens([special])[0])
+    all_fields = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
+    assert reranking.read_candidate(all_fields, "x").rest == "0-0 ||| more ||| "
+    for line in (*LINES, all_fields):
+        assert reranking.read_candidate(line, "x").line == line
+    assert reranking.read_candidate(LINES[1], "x").text == "a ||| b"
+    assert [len(own) for own in reranking.read_lists(LINES, "x")] == [2, 1, 2]
 
 
 LINES = [
@@ -119,15 +125,6 @@ LINES = [
     "2 ||| eine Katze läuft ||| logprob= -1.000000 ||| -0.100000",
     "2 ||| ein Hund läuft ||| logprob= -1.000000 ||| -0.200000",
 ]
-
-
-def test_a_list_is_written_as_it_is_read() -> None:
-    all_fields = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
-    assert reranking.read_candidate(all_fields, "x").rest == "0-0 ||| more ||| "
-    for line in (*LINES, all_fields):
-        assert reranking.read_candidate(line, "x").line == line
-    assert reranking.read_candidate(LINES[1], "x").text == "a ||| b"
-    assert [len(own) for own in reranking.read_lists(LINES, "x")] == [2, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,7 @@ def _within(bound: float, *tensors: Tensor) -> bool:
     return all(0.9 * bound < float(tensor.detach().abs().max()) <= bound for tensor in tensors)
 
 
-def test_first_values_are_those_of_torch_and_widths_that_do_not_fit_and_equal_widths_in_a_list_are_one_width() -> (
-    None
-):
+def test_first_values_and_widths() -> None:
     model = make(size=[60, 60, 40], embedding=40)
     for layer, size in zip(model.layers, (60, 60, 40), strict=True):
         bound = 1.0 / math.sqrt(size)

@@ -83,7 +83,7 @@ def test_weights_alone(options: dict[str, Any]) -> None:
     torch.testing.assert_close(found.double(), 0.25 * each[0] + 3.0 * each[2], rtol=1e-6, atol=0.0)
 
 
-def test_alignment_loss_alone_and_of_zero() -> None:
+def test_alignment_loss_alone_and_of_zero_and_a_recipe_says_which() -> None:
     model, batch = make_model(make_config()), make_batch()
     plain = model.loss(*batch).double()
     guided = model.loss(*batch, guides=TrainingGuides(links(), 2.0)).double()
@@ -96,6 +96,12 @@ def test_alignment_loss_alone_and_of_zero() -> None:
     assert loss.item() == pytest.approx(13.8155, abs=1e-3)
     assert attention.grad[0, 0, 1] == pytest.approx(-1e6, rel=1e-3)
     assert attention.grad[0, 1].tolist() == [0.0, 0.0]
+    changes = ["ops={decoder: recompute, encoder: reference, output: compiled, stash: cells}"]
+    model = models.build_model(load_recipe("quickstart", changes), 20, 20)
+    assert model.implementations == models.Implementations(
+        "reference", "recompute", "auto", "compiled", "cells"
+    )
+    assert models.build_model(load_recipe("quickstart"), 20, 20).implementations == models.Implementations()
 
 
 def record(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
@@ -155,12 +161,3 @@ def test_the_reference_is_told_no_stash_level(
 ) -> None:
     arguments = models.Implementations(encoder, decoder, stash=stash).recurrent("decoder")
     assert (arguments["implementation"], arguments.get("stash")) == expected
-
-
-def test_a_recipe_says_which() -> None:
-    changes = ["ops={decoder: recompute, encoder: reference, output: compiled, stash: cells}"]
-    model = models.build_model(load_recipe("quickstart", changes), 20, 20)
-    assert model.implementations == models.Implementations(
-        "reference", "recompute", "auto", "compiled", "cells"
-    )
-    assert models.build_model(load_recipe("quickstart"), 20, 20).implementations == models.Implementations()

@@ -58,7 +58,7 @@ def test_all_start_again_when_one_was_lost(run: Launch, capfd: pytest.CaptureFix
     assert len(lines) == 4
 
 
-def test_errors_results_and_words_of_ranks(run, capfd) -> None:
+def test_errors_results_and_words_of_ranks(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("print(rank, file=sys.stderr)\nsys.exit(2)", 3) == 2
     assert sorted(capfd.readouterr().err.split()) == ["0", "1"]
     assert run("if rank == 0: time.sleep(1)") == 0
@@ -101,7 +101,7 @@ time.sleep(600)
     assert capfd.readouterr().out == "saved\n"
 
 
-def test_signals_before_ranks_can_save_and_after(run) -> None:
+def test_signals_before_ranks_can_save_and_after(run: Launch) -> None:
     assert run("os.kill(os.getppid(), signal.SIGTERM) if rank else None\ntime.sleep(600)", 3) == 143
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -96,12 +96,22 @@ def test_a_line_ends_at_breaks_within_runs_alone(element: str) -> None:
     assert [each.text for each in WordDocument(document(body), SPLIT).sentences] == ["a dog runs"]
 
 
-def test_a_format_that_would_move_is_given_up_but_no_word() -> None:
+def test_formats_may_be_given_up_and_words_and_numbers_never() -> None:
     read = WordDocument(document(), SPLIT)
     made = [same(each.text) for each in read.sentences]
     made[0] = ("dog my & your Tom", [(5, 0), (2, 1), (3, 2), (4, 3), (0, 4)])
     first = part(read.written(made)[0]).partition("<!-- kept")[0]
     assert "".join(texts_in(first)) == "dog my &amp; your Tom He barks."
+    bold = "<w:r><w:rPr><w:b/></w:rPr><w:t> \u2013 4\u00a0000</w:t></w:r>"
+    number = f"<w:p><w:r><w:t>- 3</w:t></w:r>{bold}</w:p>"
+    address = "<w:p><w:r><w:t>See https://x.org/a, Tom.</w:t></w:r></w:p>"
+    footer = (HEAD + "<w:p><w:r><w:t>3</w:t></w:r></w:p>" + TAIL).encode()
+    read = WordDocument(document(number + address, footer1=footer), SPLIT)
+    assert [each.text for each in read.sentences] == ["See , Tom.", "3"]
+    written, _ = read.written([same("SIEHE , TOM."), same("3")])
+    assert number in part(written)
+    assert texts_in(part(written))[2:] == ["SIEHE https://x.org/a, TOM."]
+    assert ">3</w:t>" in part(written, "footer1.xml")
 
 
 def bomb() -> bytes:
@@ -142,22 +152,7 @@ def test_files_that_cannot_be_read(content: bytes, kind: str, status: int, said:
     assert caught.value.status == status
 
 
-def test_numbers_and_addresses_of_a_document_stay() -> None:
-    bold = "<w:r><w:rPr><w:b/></w:rPr><w:t> \u2013 4\u00a0000</w:t></w:r>"
-    number = f"<w:p><w:r><w:t>- 3</w:t></w:r>{bold}</w:p>"
-    address = "<w:p><w:r><w:t>See https://x.org/a, Tom.</w:t></w:r></w:p>"
-    footer = (HEAD + "<w:p><w:r><w:t>3</w:t></w:r></w:p>" + TAIL).encode()
-    read = WordDocument(document(number + address, footer1=footer), SPLIT)
-    assert [each.text for each in read.sentences] == ["See , Tom.", "3"]
-    written, _ = read.written([same("SIEHE , TOM."), same("3")])
-    assert number in part(written)
-    assert texts_in(part(written))[2:] == ["SIEHE https://x.org/a, TOM."]
-    assert ">3</w:t>" in part(written, "footer1.xml")
-
-
-def test_lines_without_words_count_and_pages_keep_their_encoding_and_an_answer_has_the_encoding_it_names() -> (
-    None
-):
+def test_what_counts_as_text_and_its_encoding() -> None:
     text = b"1 2 3\n\n A dog. \n4 "
     assert sentences_of(text, "text/plain", SPLIT, 12) == ["1 2 3", "A dog.", "4"]
     with pytest.raises(Refused, match="more than the 11 characters"):

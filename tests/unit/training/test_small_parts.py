@@ -65,9 +65,7 @@ def test_end_reason_and_time_left_and_share_done_are_those_of_the_nearest_limit(
     assert share_done(Training(), state, 0.5) is None
 
 
-def test_the_outlook_says_what_it_is_based_on_and_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> (
-    None
-):
+def test_the_basis_of_the_outlook_and_readings_on_the_cpu() -> None:
     told = outlook(load_recipe("multi30k"), 453, 0.5)
     assert told.startswith(
         "at the speed of the first updates, without validation: an epoch takes about 0:03:46, "
@@ -218,7 +216,7 @@ def test_a_line_of_progress_has_all_that_was_promised_and_without_room_what_matt
             assert ("perplexity 54.60" in shown) == (width == 120)
 
 
-def test_the_bar_shows_what_is_done() -> None:
+def test_the_bar_shows_what_is_done_and_words_for_numbers() -> None:
     lengths = {}
     for update in (0, 1000, 2000, 4000):
         shown = FIGURES._replace(update=update, updates=4000).live(80).plain
@@ -226,6 +224,8 @@ def test_the_bar_shows_what_is_done() -> None:
         lengths[update] = heavy / (heavy + light)
         assert f"{update:,}/4,000" in shown
     assert lengths == pytest.approx({0: 0.0, 1000: 0.25, 2000: 0.5, 4000: 1.0}, abs=0.1)
+    assert perplexity(1000.0) == float("inf")
+    assert duration(59.6) == "0:01:00"
 
 
 @given(
@@ -243,11 +243,6 @@ def test_the_pace_is_from_the_last_sample_that_is_minutes_old(steps: list[tuple[
         old = [each for each in samples[1:-1] if seconds - each[0] >= 180.0]
         (began, first), (now, last) = (old or samples)[-1 if old else 0], samples[-1]
         assert found == ((now - began) / (last - first) if last > first else seconds / update)
-
-
-def test_words_for_numbers() -> None:
-    assert perplexity(1000.0) == float("inf")
-    assert duration(59.6) == "0:01:00"
 
 
 def show(folder: Path, terminal: bool) -> str:

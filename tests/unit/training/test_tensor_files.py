@@ -77,9 +77,7 @@ def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> Non
         }
 
 
-def test_text_that_is_there_already_is_not_written_again_and_flipped_bits_and_relabelled_types_are_found(
-    tmp_path: Path, path
-) -> None:
+def test_text_is_written_once_and_damage_of_files_found(tmp_path: Path, path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "same\n")
     inode = path.stat()[stat.ST_INO]
@@ -198,7 +196,7 @@ def without(field: str) -> str:
     return json.dumps(values)
 
 
-def test_text_that_is_no_state_is_refused_with_the_file() -> None:
+def test_text_that_is_no_state_is_refused_with_the_file_and_random_states_bring_back_the_generator() -> None:
     fields = "random", "since_log", "metrics", "num_not_improved"
     none = ("", "{", "[]", "null", without("format"))
     later = state().to_json().replace("econmt-training-state-1", "econmt-training-state-9")
@@ -210,6 +208,12 @@ def test_text_that_is_no_state_is_refused_with_the_file() -> None:
     ):
         with pytest.raises(InputError, match=rf"^state\.json: {problem}"):
             TrainingState.from_json(text, "state.json")
+    torch.manual_seed(5)
+    states = json.loads(json.dumps(random_states()))
+    first = torch.rand(3).tolist()
+    assert torch.rand(3).tolist() != first
+    restore_random_states(states)
+    assert torch.rand(3).tolist() == first
 
 
 def test_a_value_that_no_run_has_saved_is_named() -> None:
@@ -259,15 +263,6 @@ def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None
     assert (found["update"], found["seconds"], found["target_tokens_per_second"]) == ("10", "1.235", "12.3")
     assert float(found["train_loss"]) == 0.1 + 0.2
     assert float(found["bleu"]) == 100 / 3
-
-
-def test_random_states_bring_back_the_generator() -> None:
-    torch.manual_seed(5)
-    states = json.loads(json.dumps(random_states()))
-    first = torch.rand(3).tolist()
-    assert torch.rand(3).tolist() != first
-    restore_random_states(states)
-    assert torch.rand(3).tolist() == first
 
 
 def test_states_of_gpus_that_are_not_there_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
