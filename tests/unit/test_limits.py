@@ -240,7 +240,7 @@ def test_sizes_of_vocabularies_that_a_recipe_has() -> None:
         assert vocabulary_sizes(load_recipe("quickstart", [words])) == both
     for streams, size in ((1, 64), (6, 64), (7, 32), (13, 8), (14, 4), (20, 4)):
         factors = [f"data.source_factors={[f'f{number}' for number in range(streams)]}"]
-        factors.append(f"model.source_factor_sizes={[2] * streams}")
+        factors.append(f"model.source_factors_num_embed={[2] * streams}")
         *_, last = sizes = vocabulary_sizes(load_recipe("quickstart", factors))
         assert (len(sizes), last) == (2 + streams, size)
 

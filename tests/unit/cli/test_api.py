@@ -46,7 +46,7 @@ def test_importing_econmt_imports_no_torch() -> None:
         econmt.lod  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_translations_are_those_of_the_command_line(
+def test_translations_are_the_commands_and_translators_used_again(
     call: Call, model: econmt.TrainedModel, word_model: Path
 ) -> None:
     found = model.translate(LINES, beam_size=4, nbest_size=3)
@@ -68,9 +68,6 @@ def test_translations_are_those_of_the_command_line(
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
     assert model.translate([]) == []
     assert all(each.attention is None for each in model.translate(LINES, attention=False))
-
-
-def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model: Path) -> None:
     model = econmt.load(word_model, device="cpu")
     first = model.translator({"beam_size": 2})
     assert model.translator({"beam_size": 2}) is first

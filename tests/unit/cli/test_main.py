@@ -63,7 +63,7 @@ NO_SPACE = "No space left on device; free some space and run the same command ag
 TOO_LARGE = "File too large; allow larger files (ulimit -f) and run the same command again"
 
 
-def test_an_error_is_one_line_and_an_exit_code(run_verb: Any) -> None:
+def test_an_error_is_one_line_or_a_traceback(run_verb: Any, call: Call) -> None:
     for error, code, line in (
         (InputError("text.en:3: not valid UTF-8"), 2, "text.en:3: not valid UTF-8"),
         (TrainingError("the loss is not finite"), 1, "the loss is not finite"),
@@ -88,9 +88,6 @@ def test_an_error_is_one_line_and_an_exit_code(run_verb: Any) -> None:
         (InputError("one", "two"), 2, "one\neconmt: error: two"),
     ):
         assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
-
-
-def test_debug_shows_the_traceback(run_verb: Any, call: Call) -> None:
     for line in ("--debug recipes show nosuch", "recipes show nosuch --debug"):
         ended = call(line)
         assert ended.code == 2

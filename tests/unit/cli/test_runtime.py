@@ -405,9 +405,7 @@ def test_errors_count_all_lines_of_the_input(
     assert "line 140001: the model gives no finite probability" in capsys.readouterr().err
 
 
-def test_structures_of_the_library_and_names_of_special_words(
-    tmp_path: Path,
-) -> None:
+def test_structures_special_words_and_normalised_text(tmp_path: Path) -> None:
     assert (MOST_RUNTIME_WORDS, structures._VERSION) == (library.MOST_WORDS, library.VERSION)
     for name, fields in library.STRUCTURES.items():
         expected = [field[0] for field in structures.structures()[name].kind._fields_]
@@ -416,9 +414,6 @@ def test_structures_of_the_library_and_names_of_special_words(
     words = RuntimeWords(tmp_path / "words")
     assert words.encode("b <s> </s>  <pad> <unk> c a") == [5, 1, 1, 1, 1, 1, 4]
     assert words.decode([2, 5, 1, 4, 3, 0]) == "b <unk> a"
-
-
-def test_text_is_normalised_alike_and_what_a_line_or_a_list_cannot_hold_is_replaced() -> None:
     assert one_line(" a\rb\n c\r") == "a b  c"
     found = RuntimeTranslation("x ||| y", -0.5, -1.25)
     assert (

@@ -34,7 +34,7 @@ def mixture(firsts: list[int], pairs: int, **settings: Any) -> Mixture:
     return Mixture(Mixing.model_validate(settings), firsts, pairs, 3, list("abc"))
 
 
-def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
+def test_shares_are_exact_and_every_pair_comes_first() -> None:
     stages = {"weights": [[1, 2], [3, 0], [1, 1]], "epochs": [5, 2]}
     mixed, again = (mixture([0, 10], 17, **stages, epoch_pairs=16) for _ in range(2))
     counts = [[5, 11], [5, 11], [16, 0], [16, 0], [8, 8], [8, 8]]
@@ -47,9 +47,6 @@ def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
             assert sorted(own[begin : begin + end - first]) == list(range(first, end))
     assert again.pairs(7).tolist() == seen[7]
     assert seen[0] != seen[2]
-
-
-def test_largest_remainders_and_empty_corpora() -> None:
     mixed = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 0.1]])
     assert mixed.counts(0) == [4, 4, 1], "as many as all corpora have, since no epoch_pairs are given"
     assert mixture([0, 3, 6], 9, weights=[[0.3, 0.3, 0.4]], epoch_pairs=1).counts(0) == [0, 0, 1]

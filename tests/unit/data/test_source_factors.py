@@ -183,7 +183,7 @@ def test_bpe_dropout_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe, 
     assert mixed or len(lengths) > len(prepared.train), "cuts change"
 
 
-def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
+def test_files_and_keys_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
     places = {"more": (sentences(40, 2)[3], 4), "test": (sentences(5, 4)[0], 1), "train": ([], 1)}
     for name, change, message in (
         (
@@ -206,9 +206,6 @@ def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
         with pytest.raises(InputError, match=re.escape(message.format(text, counted))):
             prepared_of(make_recipe(WHOLE))
         file.write_text(before)
-
-
-def test_files_and_keys_that_cannot_be_used(make_recipe: MakeRecipe, text: Path) -> None:
     (text / "more.len").unlink()
     with pytest.raises(InputError, match=r"more\.len not found"):
         prepared_of(make_recipe(WHOLE))

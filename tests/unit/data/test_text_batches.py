@@ -136,9 +136,7 @@ def test_streams_go_on_and_jittered_windows_differ(store: TokenStore, tmp_path: 
         assert max(next(wide).inputs.shape[1] for _ in range(9)) == 40
 
 
-def test_parts_and_shares_keep_their_rows_and_too_many_are_refused(
-    store: TokenStore,
-) -> None:
+def test_rows_stay_in_parts_and_shares_and_know_their_line(store: TokenStore, tmp_path: Path) -> None:
     whole = next(TextBatches(store, 3, 4))
     shares = [whole.share(rank, 2) for rank in range(2)]
     assert torch.equal(shares[0].targets, whole.targets[:2])
@@ -151,9 +149,6 @@ def test_parts_and_shares_keep_their_rows_and_too_many_are_refused(
     with pytest.raises(InputError, match=r"23 tokens, fewer than training\.batch\.size 24"):
         TextBatches(store, 24, 4)
     assert TextBatches(store, 23, 4).batches_per_epoch == 1
-
-
-def test_a_row_knows_its_line(store: TokenStore, tmp_path: Path) -> None:
     batch = next(TextBatches(store, 2, 4))
     assert store.location(int(batch.indices[0])) == f"{tmp_path / 'ptb.train.txt'}:1"
     assert store.location(int(batch.indices[1])) == f"{tmp_path / 'ptb.train.txt'}:4"

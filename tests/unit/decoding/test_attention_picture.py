@@ -40,7 +40,7 @@ def darkest(image: np.ndarray) -> tuple[float, float]:
     return float(rows.mean() / image.shape[0]), float(columns.mean() / image.shape[1])
 
 
-def test_rows_columns_ends_of_sentences_and_signs(tmp_path: Path) -> None:
+def test_what_a_picture_shows_in_which_fonts(tmp_path: Path) -> None:
     corner, right, below = (torch.zeros(4, 4) for _ in range(3))
     corner[0, 0], right[0, 3], below[3, 0] = 1.0, 1.0, 1.0
     places = [darkest(drawn(attention, tmp_path / "a.png")) for attention in (corner, right, below)]
@@ -57,9 +57,6 @@ def test_rows_columns_ends_of_sentences_and_signs(tmp_path: Path) -> None:
     assert token_label("\u2581zwanzig") == "\u2423zwanzig"
     draw_attention(torch.zeros(1, 1), ["$"], ["$x_$"], tmp_path / "a.png")
     assert pixels(tmp_path / "a.png").size > 0
-
-
-def test_another_font_is_found_for_letters_that_the_usual_one_lacks() -> None:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     usual = get_font(findfont(FontProperties())).get_charmap()
@@ -94,9 +91,7 @@ def seeing(places: list[int], width: int) -> Tensor:
     return torch.eye(width)[[*places, width - 1]]
 
 
-def test_words_and_subwords_are_paired_with_what_they_see(
-    subwords: Vocabularies,
-) -> None:
+def test_words_are_paired_with_what_they_see_and_copied(subwords: Vocabularies) -> None:
     both = Vocabularies(WORDS, WORDS)
     pairs = hard_alignment(seeing([2, 0, 0], 4), ["a", "b", "c"], ["x", "y", "z"], both)
     assert pairs == [(2, 0), (0, 1), (0, 2)]
@@ -106,11 +101,6 @@ def test_words_and_subwords_are_paired_with_what_they_see(
     source, target = ["▁Hun", "d", "▁und", "▁", "X"], ["▁", "▁do", "g", "▁an", "d", "▁"]
     pairs = hard_alignment(seeing([0, 1, 0, 2, 3, 4], 6), source, target, subwords)
     assert pairs == [(0, 0), (1, 1), (2, 1)]
-
-
-def test_unknown_words_and_characters_are_copied(
-    subwords: Vocabularies,
-) -> None:
     options = SearchOptions(beam_size=2, replace_unk=True)
     made = Translator([Copying()], Vocabularies(WORDS, WORDS), options)
     (found,) = made.translate(["ein  Wombat läuft ☃"])

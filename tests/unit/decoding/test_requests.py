@@ -112,9 +112,7 @@ def test_phrases_are_cut_as_in_a_sentence(
     assert found == [True, True, False]
 
 
-def test_wishes_and_terms_that_cannot_be_had_are_told(
-    subwords: Vocabularies,
-) -> None:
+def test_wishes_that_cannot_be_had_and_words_that_are_whole(subwords: Vocabularies) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Mann"])
     lacks = "x:1: the constraint 'Hund☃' has characters or words that the target vocabulary lacks"
     holds = "contains an avoided phrase"
@@ -139,11 +137,6 @@ def test_wishes_and_terms_that_cannot_be_had_are_told(
         compiler.of(Request("a dog", ["ein Haus"], glossary=unwritable), "x:1")
     with pytest.raises(InputError, match="x:1: the constraint 'Haus☃' has characters"):
         compiler.of(Request("a cat", ["Haus☃"]), "x:1")
-
-
-def test_longer_words_are_others_and_words_are_whole(
-    subwords: Vocabularies,
-) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Hund"])
     assert compiler.of(Request("a", ["Hunde"]), "x:1").phrases
     assert compiler.of(Request("a", target_prefix="ein Hund"), "x:1").prefix
@@ -158,16 +151,13 @@ def targets(glossary: Glossary, text: str) -> list[str]:
     return [each.target for each in glossary.occurrences(text)]
 
 
-def test_terms_may_be_separated_by_a_tab_an_equals_sign_or_commas() -> None:
+def test_terms_are_separated_and_found_whole() -> None:
     lines = ["# a comment = no term", "", "dog\tHund = gut", "cat = Katze, klein", " E = mc = Formel"]
     lines += ["hot dog, Wurst ", '"yes, please","ja, ""bitte"""', 'say "no",nein']
     assert len(parse_glossary(lines, "terms").terms) == 6
     found = targets(parse_glossary(lines, "terms"), 'Dog! E cat yes, please say "no", hot dog')
     assert found == ["Hund = gut", "mc = Formel", "Katze, klein", 'ja, "bitte"', "nein", "Wurst"]
     assert targets(parse_glossary(['"a = b", c'], "terms"), "a = b") == ["c"]
-
-
-def test_terms_are_found_whole_the_longest_first_and_as_often_as_they_are_there() -> None:
     glossary = Glossary({"dog": "Hund", "hot dog": "Wurst", "US": "USA", "us": "uns", "狗": "Hund"})
     assert targets(glossary, "A dog and a hot  dog, Dog-dog dogs.") == ["Hund", "Wurst", "Hund", "Hund"]
     assert targets(glossary, "US us Us") == ["USA", "uns", "uns"]

@@ -165,7 +165,7 @@ def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
 LINES = ["A dog. Mr. Smith runs! It is 3.5 m.", "", "A dog."]
 
 
-def test_lines_keep_their_sentences_and_paragraphs_without_words_are_sentences_as_they_are_written() -> None:
+def test_lines_keep_their_sentences_paragraphs_and_addresses() -> None:
     translator, said = made()
     done: list[int] = []
     found = translator.translate_chunk(LINES, 5, "text", done.append)
@@ -190,9 +190,6 @@ def test_lines_keep_their_sentences_and_paragraphs_without_words_are_sentences_a
     )
     found = made()[0].translate(lines)
     assert [each.text for each in found] == [line.strip() for line in lines]
-
-
-def test_addresses_are_put_back_and_end_a_word_only_between_letters() -> None:
     translator, _ = made()
     (found,) = translator.translate(["A https://x.org/a dog. It is tom@x.org m."])
     assert found.text == "A https://x.org/a dog. It is tom@x.org m."

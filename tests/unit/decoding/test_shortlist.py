@@ -139,7 +139,7 @@ def test_translations_come_as_often_as_they_are_probable() -> None:
         assert often / count == pytest.approx(expected, abs=4.5 * error)
 
 
-def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
+def test_log_probabilities_and_draws_depend_on_the_sentence() -> None:
     model = ToyModel(2)
     changed = {"min_output_length": 2, "ban_unk": True, "repetition_penalty": 2.0}
     for options in ({}, {"temperature": 3.0}, {"sample": 2}, changed):
@@ -149,9 +149,6 @@ def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
             expected = model.log_probability(0, tuple(hypothesis.ids))
             assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
             assert hypothesis.score == pytest.approx(expected / (len(hypothesis.ids) + 1), abs=1e-5)
-
-
-def test_draws_depend_on_the_least_length_and_the_sentences_number() -> None:
     for found in drawn(ToyModel(1, end_bias=5.0), [0, 1, 2], nbest_size=3, min_output_length=6):
         assert [(len(each.ids), each.cut) for each in found] == [(6, True)] * 3
     together = all_ids(drawn(ToyModel(), [0, 1, 2], [10, 11, 12], nbest_size=6))

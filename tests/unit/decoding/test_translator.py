@@ -178,7 +178,7 @@ def test_a_copy_that_breaks_a_wish_is_left_to_the_model(
     assert searched or found.text == "3 7"
 
 
-def test_lines_are_read_a_chunk_at_a_time_and_a_beginning_in_capitals_is_put_in_small_letters() -> None:
+def test_chunks_beginnings_in_capitals_and_batches_by_length() -> None:
     read = []
 
     def lines() -> Iterator[str]:
@@ -192,9 +192,6 @@ def test_lines_are_read_a_chunk_at_a_time_and_a_beginning_in_capitals_is_put_in_
     assert [translation.text for translation in stream] == ["b", "c", "d", "e"]
     for given, wanted in (("EIN HUND", "Ein hund"), ("Ein HUND", "Ein HUND"), ("", "")):
         assert with_small_prefix(Request("A DOG", target_prefix=given), "de").target_prefix == wanted
-
-
-def test_batches_by_length() -> None:
     assert batches_by_length([3, 9, 1, 9, 4], 2, 1000) == [[1, 3], [4, 0], [2]]
     assert batches_by_length([], 2, 10) == []
     for lengths in product((1, 2, 3, 5), repeat=4):
@@ -210,7 +207,7 @@ def test_batches_by_length() -> None:
                     assert len(batch) == size or (len(batch) + 1) * longest > tokens
 
 
-def test_the_n_best_and_their_attention_and_a_recipe_gives_the_batch_size_and_the_search() -> None:
+def test_the_n_best_the_recipes_search_and_long_lines() -> None:
     (found,) = translator(search=SearchOptions(beam_size=3, nbest_size=3)).translate(["ab"])
     assert len(found.hypotheses) == 3
     assert found.text == found.hypotheses[0].text == "ab"
@@ -223,9 +220,6 @@ def test_the_n_best_and_their_attention_and_a_recipe_gives_the_batch_size_and_th
     options = SearchOptions.from_recipe(Decoding(**given))  # type: ignore[arg-type]
     assert options == SearchOptions(**given)  # type: ignore[arg-type]
     assert (options.batch_size, options.max_input_length, options.beam_prune) == (7, 9, 0.0)
-
-
-def test_long_lines_are_translated_and_warned_of_by_number() -> None:
     warnings: list[str] = []
     made = translator(data=data_section(4), warn=warnings.append, chunk_size=2)
     lines = ["abc", "abcd", "abcdefgh", "a"]
@@ -245,7 +239,7 @@ def test_a_line_of_few_tokens_and_too_many_characters_is_told(mode: str, text: s
     assert warning.startswith("test.en:1: 102 characters, more than a source of 2 tokens may have")
 
 
-def test_many_long_lines_are_counted_and_none_runs_away() -> None:
+def test_long_lines_are_counted_and_chunks_change_no_draw() -> None:
     warnings: list[str] = []
     made = translator(data=data_section(2), warn=warnings.append, chunk_size=9)
     list(made.translate(["abc"] * 5 + ["ab"], "test.en"))
@@ -269,9 +263,6 @@ def test_many_long_lines_are_counted_and_none_runs_away() -> None:
     (found,) = translator(Endless(), search=search, data=data_section(4)).translate(["a" * 40])
     assert len(found.tokens) == 50
     assert found.hypotheses[0].cut
-
-
-def test_the_result_of_sampling_does_not_depend_on_chunks() -> None:
     options = SearchOptions(sample=0, nbest_size=3, seed=5)
     lines = ["a", "b", "", "a", "b", "a"]
 

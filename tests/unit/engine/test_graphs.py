@@ -299,7 +299,7 @@ def test_rows_that_are_missing_change_nothing() -> None:
     assert (captured.result[0].rows, replays(graphed)) == (8, [2])
 
 
-def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
+def test_graphs_of_shapes_and_what_is_released() -> None:
     batches = bags()
     _, _, graphed = twin()
     for batch in (*batches, batches[1]):
@@ -315,9 +315,6 @@ def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
     small.release()
     assert small.captured == 0
     assert not any(held), "they are gone, whoever still has them"
-
-
-def test_what_is_released_includes_the_gradients_to_which_batches_add() -> None:
     step, never = bag_step(), bag_step()
     one, other = bags(2)
     graphed, always = GraphedStep(step, several=True), GraphedStep(never, several=True)
@@ -378,7 +375,7 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
     ]
 
 
-def test_updates_without_graphs_and_batches_that_are_split_leave_nothing() -> None:
+def test_updates_and_captures_that_fail_leave_nothing() -> None:
     eager, step, graphed = twin(AsksTask, several=True)
     first, five, _ = bags()
     updates = [[first, five], [first, first]]
@@ -388,9 +385,6 @@ def test_updates_without_graphs_and_batches_that_are_split_leave_nothing() -> No
     batches = bags(2)
     assert_same(train(step, graphed, [batches, batches]), train(eager, eager, [batches, batches]))
     assert graphed.captured == 0
-
-
-def test_captures_that_fail_leave_nothing() -> None:
     eager, step, graphed = twin(several=True)
     updates = [bags(2)]
     full(TrainingStep, "finish_and_update", lambda: graphed(updates[0]))

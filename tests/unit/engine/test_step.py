@@ -246,7 +246,7 @@ def test_sending_begins_before_the_last_batch_only(overlaps: bool, calls: list[s
     assert rank.calls == ["abandon", *calls, "finish", "spread"]
 
 
-def test_a_batch_that_another_rank_could_not_compute_is_named() -> None:
+def test_batches_losses_and_shares_of_other_ranks() -> None:
     rank = RecordedRank(failed=2)
     step, batches = make_recorded_step(rank)
     assert (step.agree(3), rank.calls) == (3, []), "where gradients are sent early no rank is asked"
@@ -258,9 +258,6 @@ def test_a_batch_that_another_rank_could_not_compute_is_named() -> None:
     assert step.agree(0) == 1, "the later of the two"
     assert step.agree(5) == 5
     assert rank.calls[-2:] == ["most of 1", "most of 6"]
-
-
-def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:
     rank = RecordedRank()
     step, batches = make_recorded_step(rank)
     parts = [float(step.accumulate(batch, torch.tensor(1), step.implementations)) for batch in batches]  # type: ignore[arg-type]

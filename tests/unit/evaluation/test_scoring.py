@@ -79,7 +79,7 @@ def test_pairs_of_similar_work_share_a_batch() -> None:
         assert model.shapes == batches
 
 
-def test_a_slice_of_rows_at_a_time_and_no_blank_sources_and_an_ensemble_averages_token_by_token() -> None:
+def test_slices_ensembles_token_ids_and_lists() -> None:
     long = " ".join("abc"[i % 3] for i in range(ROWS_AT_ONCE))
     model = Bigram(2)
     found = list(scorer(model).score([("a", long), ("a", "b")]))
@@ -102,9 +102,6 @@ def test_a_slice_of_rows_at_a_time_and_no_blank_sources_and_an_ensemble_averages
     for value, one, other in zip(log_linear.token_log_probabilities, *alone, strict=True):
         assert value >= (one + other) / 2 - 1e-6
     assert log_linear.token_log_probabilities != pytest.approx(expected, abs=1e-4)
-
-
-def test_token_ids_and_a_list_is_written_as_it_is_read() -> None:
     encode = token_ids(WORDS)
     assert encode("a  c <unk>") == [4, 6, 1]
     for special in (PAD, BOS, EOS):

@@ -82,7 +82,7 @@ def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         rates.take("c")
 
 
-def test_keys_that_are_not_needed_and_described_routes_and_the_description_is_whole(client: Client) -> None:
+def test_routes_and_answers_are_as_described(client: Client) -> None:
     service = Service([], Settings(requests_a_minute=1), Keys())
     service._admit("a", "address")
     with pytest.raises(Refused):
@@ -111,9 +111,6 @@ def test_keys_that_are_not_needed_and_described_routes_and_the_description_is_wh
     assert body["required"] == ["q"]
     assert all(field["description"] for field in body["properties"].values())
     assert specification(keys=True)["security"] == [{"key": []}]
-
-
-def test_an_answer_is_as_described(client: Client) -> None:
     schemas = client.get("/spec").json
     for path, content in (
         ("/languages", client.get("/languages").json[0]),

@@ -152,7 +152,7 @@ def test_files_that_cannot_be_read(content: bytes, kind: str, status: int, said:
     assert caught.value.status == status
 
 
-def test_what_counts_as_text_and_its_encoding() -> None:
+def test_what_counts_as_text_and_encodings_of_the_web() -> None:
     text = b"1 2 3\n\n A dog. \n4 "
     assert sentences_of(text, "text/plain", SPLIT, 12) == ["1 2 3", "A dog.", "4"]
     with pytest.raises(Refused, match="more than the 11 characters"):
@@ -177,9 +177,6 @@ def test_what_counts_as_text_and_its_encoding() -> None:
         assert [each.text for each in file.sentences] == ["\u0434\u0430"]
         written = f"{head}\u0442\u044b".encode(codec), f"{content_type.partition(';')[0]}; charset={name}"
         assert file.written([same("\u0442\u044b")]) == written
-
-
-def test_encodings_are_those_of_the_web_and_fall_back() -> None:
     file = read_file(b"caf\xe9", "text/plain; charset=iso-8859-1", TextDivision())
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
     assert file.written([same("\u0434")]) == ("\u0434".encode(), "text/plain; charset=utf-8")

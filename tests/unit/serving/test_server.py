@@ -33,7 +33,7 @@ LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 
 
-def test_clients_lists_and_alternatives_are_answered(client: Client, model: TrainedModel) -> None:
+def test_clients_lists_forms_and_details_are_answered(client: Client, model: TrainedModel) -> None:
     expected = [each.text for each in model.translate(LINES)]
     assert len(set(expected)) > 2
     asked = [number % len(LINES) for number in range(60)]
@@ -49,9 +49,6 @@ def test_clients_lists_and_alternatives_are_answered(client: Client, model: Trai
         "alternatives": [[f"{first[rank]}\n\n{second[rank]}" for rank in (1, 2)], third[1:]],
         "detectedLanguage": [{"language": "src", "confidence": 0.0}] * 2,
     }
-
-
-def test_forms_and_details(client: Client, model: TrainedModel) -> None:
     fields = {"q": "a b c", "source": "src", "target": "trg", "alternatives": "1"}
     content, kind = form(*((name, "", value.encode()) for name, value in fields.items()))
     best, other = (entry.text for entry in model.translate(["a b c"], nbest_size=2)[0].hypotheses)

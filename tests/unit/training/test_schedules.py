@@ -28,7 +28,7 @@ PLATEAU = [
 ]
 
 
-def test_plateau_follows_the_table_also_through_a_saved_state() -> None:
+def test_plateau_follows_the_table_and_others_never_reduce() -> None:
     keys = {"name": "plateau-reduce", "reduce_factor": 0.7, "reduce_num_not_improved": 2, "warmup": 3}
     whole, resumed = schedule(**keys), schedule(**keys)
     for checkpoint, improved, reduced, factor, count in PLATEAU:
@@ -42,9 +42,6 @@ def test_plateau_follows_the_table_also_through_a_saved_state() -> None:
         assert resumed.state_dict() == whole.state_dict()
         assert whole.learning_rate(100) == pytest.approx(0.4 * factor)
         assert whole.learning_rate(1) == pytest.approx(0.4 * factor / 3)
-
-
-def test_only_a_plateau_schedule_reduces_and_takes_its_own_state() -> None:
     constant = schedule(name="constant", reduce_num_not_improved=1)
     assert not any(constant.checkpoint(False) for _ in range(5))
     assert not constant.goes_back

@@ -192,7 +192,7 @@ def test_what_is_put_back_and_peak_memory() -> None:
 FIGURES = Figures(1200, 2, 4.0, 3e-4, 0.5, 12345.6, 2_500_000_000, 3725.0)
 
 
-def test_a_line_of_progress_has_all_that_was_promised_and_without_room_what_matters_most_stays() -> None:
+def test_lines_bars_and_words_of_progress() -> None:
     assert FIGURES.line() == (
         "update 1200  loss 4.0000  12,346 target tokens/s  process peak 2,500 MB  1:02:05 left  "
         "epoch 3  perplexity 54.60  learning rate 0.0003  gradient norm 0.5"
@@ -214,9 +214,6 @@ def test_a_line_of_progress_has_all_that_was_promised_and_without_room_what_matt
             for words in (f"{figures.update:,}", "loss 4.000", "12,346 tokens/s", "2,500 MB", " left"):
                 assert words in shown
             assert ("perplexity 54.60" in shown) == (width == 120)
-
-
-def test_the_bar_shows_what_is_done_and_words_for_numbers() -> None:
     lengths = {}
     for update in (0, 1000, 2000, 4000):
         shown = FIGURES._replace(update=update, updates=4000).live(80).plain

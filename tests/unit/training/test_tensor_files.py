@@ -58,7 +58,7 @@ def without_checksum(metadata: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if key != "checksum"}
 
 
-def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> None:
+def test_what_is_written_is_read_once_and_damage_found(path: Path, tmp_path: Path) -> None:
     with safetensors.safe_open(path, framework="pt") as file:
         theirs = without_checksum(file.metadata())
     content = path.read_bytes()
@@ -75,9 +75,6 @@ def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> Non
         assert {name: value.dtype for name, value in each.items()} == {
             n: v.dtype for n, v in tensors().items()
         }
-
-
-def test_text_is_written_once_and_damage_of_files_found(tmp_path: Path, path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "same\n")
     inode = path.stat()[stat.ST_INO]
