@@ -74,8 +74,8 @@ def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -
     assert counts["pairs"] + sum(counts.get(name, 0) for name in reasons) == counts["lines"] == 48
 
 
-def test_what_is_left_and_what_is_reported(
-    kept: Kept, tmp_path: Path, make_recipe: Make, corpus: Path
+def test_what_is_left_is_learnt_from_and_the_rest_reported(
+    kept: Kept,
 ) -> None:
     everything, less = kept()[1].vocabularies, kept(min_words=3)[1].vocabularies
     assert everything.source.decode(everything.source.encode("QQQ")) == "QQQ"
@@ -93,6 +93,9 @@ def test_what_is_left_and_what_is_reported(
     assert all(len(line) <= 80 for line in lines)
     again = open_prepared(store.folder)  # the report is one of its own files
     assert again.statistics["train"]["duplicate"] == 2
+
+
+def test_examples_of_reasons_and_duplicates(tmp_path: Path, make_recipe: Make, corpus: Path) -> None:
     left_out = LeftOut()
     for number in range(1, 6):
         left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
