@@ -58,7 +58,9 @@ def test_sizes_of_lines_and_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "text"
     for length, whole in ((5, True), (6, False)):
         path.write_text("a\n" + "x" * length + "\n")
-        assert takes(lambda: evaluate._lines(path), f"{path}:2: 6 characters, more than the 5 that") == whole
+        assert (
+            takes(lambda: evaluate._lines(path), f"{path}:2: {length} characters, more than the 5") == whole
+        )
         path.write_text("x" * length)
         assert takes(lambda: load_recipe(path), "is too large for a recipe") == whole
 
