@@ -204,7 +204,7 @@ def _teacher(
     if (folder is None) == (teaching.command is None):
         raise InputError("give either a TEACHER, the folder of a model, or a program as --command")
     if teaching.command is not None:
-        return TeacherChoice(command=teaching.command)
+        return TeacherChoice(command=teaching.command, threads=threads)
     assert folder is not None
     choice = TeacherChoice(
         local_model(folder, DOWNLOADED),

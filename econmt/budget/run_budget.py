@@ -267,7 +267,7 @@ class Budget:
         if not self.task.translates:
             return 1
         recipe, decoding = self.recipe, self.recipe.decoding
-        texts = [self.prepared.test] if recipe.training.decode_and_evaluate == 0 else [self.prepared.valid]
+        texts = [self.prepared.test, *([self.prepared.valid] if recipe.training.decode_and_evaluate else [])]
         longest = max((int(text.source_lengths.max()) for text in texts if text is not None), default=0)
         # Batches of longer sentences contain fewer of them.
         source = min(longest, recipe.pairs.max_length) + 1

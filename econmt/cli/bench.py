@@ -145,13 +145,12 @@ def select_command(
             byte_limit=most,
             updates=expected_updates(settings.training, 0),
         )
-        rows = selection.rows_of(chosen.measurements, most)
+        rows = session.kept(selection.rows_of(chosen.measurements, most))
         columns = ("problem", "calls", "candidate", "milliseconds", "highest decile")
         results = ("bytes kept", "first call, s", "chosen", "regret")
         session.results(rows, (*columns, *results), f"{settings.name}: what auto chooses")
         parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
         notice(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
-        rows = session.kept(rows)
     session.draw(rows, label=("problem", "candidate"), value="regret", title="regret")
 
 

@@ -85,25 +85,19 @@ def small(*changes: str) -> Recipe:
     return load_recipe("quickstart", [*sizes, *changes])
 
 
-def test_recipes_may_name_it() -> None:
+def test_recipes_plans_profiles_and_the_model_use_it() -> None:
     assert small("ops.output=toy").ops.output == "toy"
     assert implementation_names("output")[-1] == "toy"
     with pytest.raises(InputError, match="must be one of auto, reference, recompute, compiled, triton, toy"):
         small("ops.output=toys")
     with pytest.raises(InputError, match=r"ops.encoder: must be one of .*triton, found the text 'toy'"):
         small("ops.encoder=toy")
-
-
-def test_the_rule_plans_and_profiles_choose_it() -> None:
     assert rule(OP, "cpu") == "toy"
     assert choose_implementations(Implementations(), []).output == "toy"
     assert settings(Implementations(), "cpu")[-1].output == "toy"
     rows = {row.name: row.implementations for row in techniques("auto", "cpu", False)}
     assert rows["all"].output == rows["+ output"].output == "toy"
     assert rows["all, recompute"] == rows["all"]._replace(output="recompute")
-
-
-def test_the_model_runs_it() -> None:
     torch.manual_seed(1)
     model, words = build_model(small(), 11, 11), torch.tensor([[4, 5, 3], [6, 3, 0]])
     found = [
@@ -125,14 +119,11 @@ def test_estimates_take_what_it_declares(device: str) -> None:
     assert WORKSPACE in {each.bytes for each in found.largest}
 
 
-def test_benches_and_runs_measure_it() -> None:
+def test_benches_and_runs_measure_it_and_no_name_is_compared() -> None:
     chosen = chosen_for(small())
     rows = [row for row in rows_of(chosen.measurements) if str(row["problem"]).startswith(OP)]
     assert {row["candidate"] for row in rows} == {"reference", "recompute", "toy"}
     assert [row["candidate"] for row in rows if "(rule)" in str(row["chosen"])] == ["toy"]
-
-
-def test_no_name_is_compared_outside_of_the_choice() -> None:
     compared = re.compile(r"""[=!]= "(reference|recompute|compiled|triton)\"""")
     scripts = [file for file in (ROOT / "scripts").rglob("*.py") if file.parent.name != "tests"]
     files = [*(ROOT / "econmt").rglob("*.py"), *scripts]

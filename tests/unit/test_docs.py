@@ -131,32 +131,23 @@ def test_generated_pages_are_up_to_date(name: str) -> None:
         assert page.read_text(encoding="utf-8") == text, "run make reference"
 
 
-def test_every_dependency_is_explained() -> None:
+def test_pages_are_short_explain_dependencies_and_name_what_exists() -> None:
     page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     dependencies = project.partition("dependencies = [")[2].partition("]")[0]
     for name in re.findall(r'"([\w-]+)[>=<]', dependencies):
         assert f"| {name} |" in page, f"docs/installing.md does not say why econmt needs {name}"
-
-
-def test_pages_are_short_enough_to_read() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
     for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/results/*.md")]):
         if page.name not in GENERATED:
             lines = len(page.read_text(encoding="utf-8").splitlines())
             assert lines <= LONGEST_PAGE, f"{page.name} has {lines} lines"
-
-
-def test_every_page_is_in_the_navigation() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = "\n".join(re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
     for page in sorted(ROOT.glob("docs/*.md")):
         assert page.name in ("index.md", "lab-notes.md") or re.search(
             rf"(^|<){page.stem}>?$", trees, re.MULTILINE
         ), page.name
-
-
-def test_files_that_pages_name_exist() -> None:
     folders = "econmt|econmt_distill|econmt_serve|memory|runtime|ops|scripts|tests|recipes|docs"
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         if page.name == "coming-from.md":  # files of other toolkits
@@ -166,9 +157,6 @@ def test_files_that_pages_name_exist() -> None:
         ):
             if not re.search("NAME|VERB", file):
                 assert (ROOT / file).is_file(), f"{page.name} names {file}"
-
-
-def test_names_of_the_python_reference_exist() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     names = re.findall(r"^\.\. auto(\w+):: ([\w.]+)((?:\n +:.*)*)", text, re.MULTILINE)
     assert len(names) > 8
@@ -198,7 +186,7 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     assert (tmp_path / "searchindex.js").is_file()
 
 
-def test_constraints_cover_what_is_imported_and_never_bound_torch_from_above() -> None:
+def test_constraints_cover_what_is_imported_and_the_version() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
     wanted = re.findall(r'^  "([\w-]+)([>=<][^"]*)?"', project, re.MULTILINE)
@@ -208,8 +196,5 @@ def test_constraints_cover_what_is_imported_and_never_bound_torch_from_above() -
             assert f"\n{name.lower()}==" in constraints, name
             assert "<" not in bounds or name == "ruff", f"{name} has an upper bound"
     assert "\ntorch==2.13.0\n" in constraints
-
-
-def test_changelog_names_this_version_or_what_comes_next() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "## [Unreleased]" in text or f"## [{econmt.__version__}]" in text

@@ -328,7 +328,7 @@ def ignored() -> set[str]:
     return set((ROOT / ".dockerignore").read_text(encoding="utf-8").split())
 
 
-def test_every_instruction_is_one_and_copies_what_there_is() -> None:
+def test_every_instruction_is_one_and_copies_what_there_is_and_what_is_installed_is_copied() -> None:
     assert {name for name, _ in INSTRUCTIONS} <= KNOWN
     stages = [match[1] for value in values("FROM") if (match := re.search(r" AS (\w+)$", value))]
     assert stages == ["build"]
@@ -341,9 +341,6 @@ def test_every_instruction_is_one_and_copies_what_there_is() -> None:
             assert (ROOT / value.split()[0]).exists()
     assert values("USER") == ["econmt"]
     assert TEXT.index("USER econmt") < TEXT.index("ENTRYPOINT")
-
-
-def test_what_is_installed_is_copied() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = re.search(r'pip install "/src\[(.*?)\]"', TEXT)
     assert wanted is not None

@@ -93,7 +93,7 @@ IDLE: dict[str, tuple[str, ...]] = {
 KEYS_OF_PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
 
 
-def test_every_rule_is_tried_and_is_about_a_key() -> None:
+def test_every_rule_is_tried_and_few_keys_may_change() -> None:
     assert set(CASES) == set(RULES) - KEYS_OF_PROCESSES
     subwords = ("{type: bpe}", "{type: words}", "{type: codes, files: [a]}")
     recipes = [
@@ -102,6 +102,7 @@ def test_every_rule_is_tried_and_is_about_a_key() -> None:
     ]
     keys = {key for recipe in recipes for key, _ in leaves(recipe)}
     assert set(RULES) <= keys
+    assert marked_keys(Recipe, KeyMark.NO_PARAMETERS) == frozenset(FREE_WHEN_RESUMED.split())
 
 
 @pytest.mark.parametrize("key", sorted(CASES))
@@ -126,22 +127,15 @@ def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.Cap
     assert said.count("\n") <= 1
 
 
-def test_shipped_recipes_have_no_value_without_effect() -> None:
+def test_what_has_no_effect_is_noted_and_defaults_never(
+    tmp_path: Path,
+) -> None:
     for name in shipped_recipes():
         assert list(idle_values(load_recipe(name))) == [], name
-
-
-def test_defaults_are_never_noted() -> None:
     assert list(idle_values(Recipe.model_validate(load_recipe("quickstart").model_dump()))) == []
-
-
-def test_one_process_makes_keys_of_several_idle() -> None:
     recipe = load_recipe("quickstart", ["parallel.shard_optimizer=true"])
     assert not keys_without_effect(recipe) & KEYS_OF_PROCESSES
     assert keys_without_effect(recipe, processes=1) >= KEYS_OF_PROCESSES
-
-
-def test_a_run_of_one_process_names_the_keys_of_several(tmp_path: Path) -> None:
     write_text(tmp_path, {"train": 12, "valid": 3})
     run = Run(tmp_path, tmp_path / "run", ("training.max_updates=1", "parallel.shard_optimizer=true"))
     run.train()
@@ -284,10 +278,6 @@ training.log_interval training.optimizer_in_backward parallel.pipeline parallel.
 """
 
 
-def test_only_these_keys_may_change_when_a_run_is_resumed() -> None:
-    assert marked_keys(Recipe, KeyMark.NO_PARAMETERS) == frozenset(FREE_WHEN_RESUMED.split())
-
-
 @pytest.mark.parametrize(
     ("mark", "prefixes"),
     [
@@ -308,11 +298,8 @@ def test_prepared_text_depends_on_all_that_is_written(kind: Any) -> None:
     assert marked == known & {key for key, _, _ in walk(kind)}
 
 
-def test_a_mark_on_a_section_holds_for_its_keys() -> None:
+def test_marks_of_sections_hold_for_keys_and_none_is_of_two_tasks() -> None:
     translation = marked_keys(Recipe, KeyMark.TRANSLATION)
     assert "decoding.beam_size" in translation
     assert "training.max_updates" not in translation
-
-
-def test_no_key_belongs_to_both_tasks_alone() -> None:
     assert not marked_keys(Recipe, KeyMark.TRANSLATION) & marked_keys(Recipe, KeyMark.LANGUAGE_MODEL)

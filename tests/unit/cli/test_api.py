@@ -46,7 +46,7 @@ def test_importing_econmt_imports_no_torch() -> None:
         econmt.lod  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_translations_are_those_of_the_command_line(
+def test_translations_are_the_commands_and_translators_used_again(
     call: Call, model: econmt.TrainedModel, word_model: Path
 ) -> None:
     found = model.translate(LINES, beam_size=4, nbest_size=3)
@@ -68,9 +68,6 @@ def test_translations_are_those_of_the_command_line(
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
     assert model.translate([]) == []
     assert all(each.attention is None for each in model.translate(LINES, attention=False))
-
-
-def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model: Path) -> None:
     model = econmt.load(word_model, device="cpu")
     first = model.translator({"beam_size": 2})
     assert model.translator({"beam_size": 2}) is first
@@ -189,9 +186,21 @@ def test_the_widest_model_of_an_ensemble_decides_on_threads(
     assert found == [(None, 512), ("set", 1)]
 
 
-def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:
+def test_long_lines_warn_and_other_threads_do_not_matter(
+    model: econmt.TrainedModel,
+) -> None:
     with pytest.warns(UserWarning, match="input:2: 120 source tokens"):
         model.translate(["a", "b " * 120])
+
+    class Meanwhile(Glossary):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, _: object) -> bool:
+            model._translator = None
+            return True
+
+    for _ in range(2):
+        assert model.translator({"beam_size": 3}, glossary=Meanwhile({"a": "B"})).options.beam_size == 3
 
 
 def test_what_cannot_be_used_is_one_clear_line(
@@ -224,13 +233,6 @@ def test_what_cannot_be_used_is_one_clear_line(
             use()
 
 
-def test_training_passes_on_how_it_begins(word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how = dict.fromkeys(("overwrite_output", "resume_with_changes", "verify"), True)
-    monkeypatch.setattr("econmt.api.interface.run_recipe", lambda *_, **named: named)
-    passed: Any = econmt.train(word_model / "recipe.yaml", **how)
-    assert how.items() <= passed.items()
-
-
 def test_training_is_the_command_lines(
     call: Call, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,20 +262,15 @@ def test_training_is_the_command_lines(
             econmt.train(recipe, wrong)
 
 
-def test_the_names_of_the_interface() -> None:
+def test_names_of_the_interface_and_the_model(word_model: Path, model: econmt.TrainedModel) -> None:
     assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]
-
-
-def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -> None:
     count = sum(parameter.numel() for parameter in model.models[0].parameters())
     text = repr(econmt.load([word_model, word_model], device="cpu", precision="float32"))
     assert text.startswith("<TrainedModel reverse, reverse: src to trg, 1 x lstm 8 and 1 x lstm 8, ")
     assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
 
 
-def test_scores_are_those_of_the_command_line(
-    call: Call, model: econmt.TrainedModel, word_model: Path
-) -> None:
+def test_scores_and_draws_as_the_commands(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
     pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
     found = model.score(*zip(*pairs, strict=True), batch_size=2)
     ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))
@@ -284,9 +281,6 @@ def test_scores_are_those_of_the_command_line(
         model.score("a", "A")
     with pytest.raises(InputError, match="generate is for language models"):
         model.generate("a")
-
-
-def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) -> None:
     names = model.search_options({"sample": True, "top_k": 3})
     assert names == model.search_options({"sample": 3})
     assert model.search_options({"sample": True}).sample == 0
@@ -295,7 +289,7 @@ def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) ->
     assert drawn == [each.text for each in model.translate(LINES, sample=2, seed=3)]
 
 
-def test_options_that_would_change_nothing_are_refused(model: econmt.TrainedModel) -> None:
+def test_idle_options_and_evaluation(model: econmt.TrainedModel, call: Call, tmp_path: Path) -> None:
     drawn, length_ratio = {"sample": True}, {"brevity_penalty_constant_length_ratio": 2.0}
     for options, name, needed in (
         ({"temperature": 0.5}, "temperature", "sample"),
@@ -311,9 +305,6 @@ def test_options_that_would_change_nothing_are_refused(model: econmt.TrainedMode
     ):
         with pytest.raises(InputError, match=f"{name} has no effect without {needed}"):
             model.translate(["a"], **options)
-
-
-def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> None:
     hypotheses, references = ["A B C D E", "F G H"], ["A B C D F", "F G H"]
     (tmp_path / "h").write_text("\n".join(hypotheses) + "\n")
     (tmp_path / "r").write_text("\n".join(references) + "\n")
@@ -328,18 +319,6 @@ def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> N
     for lowercase in (False, True):
         found = econmt.evaluate(["ein hund bellt laut"], ["Ein Hund bellt laut"], lowercase=lowercase)
         assert all((found[name].value > 99.9) == lowercase for name in ("bleu", "chrf"))
-
-
-def test_a_translator_that_another_thread_replaces_meanwhile(model: econmt.TrainedModel) -> None:
-    class Meanwhile(Glossary):
-        __hash__ = None  # type: ignore[assignment]
-
-        def __eq__(self, _: object) -> bool:
-            model._translator = None
-            return True
-
-    for _ in range(2):
-        assert model.translator({"beam_size": 3}, glossary=Meanwhile({"a": "B"})).options.beam_size == 3
 
 
 def test_arguments_of_another_kind_are_told(

@@ -63,6 +63,7 @@ def test_select(call: Call, tmp_path: Path) -> None:
     assert "a run uses: encoder re" in ended.err
     assert "recompute/gates" in ended.out
     assert {row["bench"] for row in csv.DictReader(ended.lines)} == {"select"}
+    assert ended.out == (tmp_path / "select.csv").read_text(), "with the machine and the date"
     assert len(rows_of(tmp_path / "select.csv")) >= 6
     assert list((tmp_path / "cache").glob("choices.json"))
 

@@ -81,7 +81,7 @@ def pairs(text: str) -> list[str]:
     return [f"{one} {other}" for one, other in pairwise(words)]
 
 
-def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, word_model: Path) -> None:
+def test_wrong_lines_and_lists(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
     good = ("translate", "-m", word_model, "--json-input")
     ended = call(*good, "--chunk-size", 1, text=objects({"text": "a"}, '{"text": 1}'))
     failure(ended, "standard input:2: text: expected text, found 1")
@@ -89,9 +89,6 @@ def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, wor
     failure(call(*good, text=objects({"text": "a", "constraints": ["ä"]})), "standard input:1", "'ä'")
     sampled = call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"}))
     failure(sampled, "standard input:1", "sample cannot be combined")
-
-
-def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
     (tmp_path / "avoid").write_text("A\nC D\n")
     (tmp_path / "terms").write_text("d\tF F\nb c\tH\n")
     lists = ("--avoid-list", tmp_path / "avoid", "--glossary", tmp_path / "terms")
@@ -111,26 +108,6 @@ def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: 
     assert ("H" in plain.text.split(), "F F" in wished.text, "H" in wished.text.split()) == (True,) * 3
     with pytest.raises(InputError, match="glossary: z = Ä has characters"):
         loaded.translate([], glossary=Glossary({"a": "A", "z": "Ä"}))
-
-
-def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
-    wanted: dict[str, Any] = {"brevity_penalty_weight": 2.0, "brevity_penalty_constant_length_ratio": 1.5}
-    wanted |= {"coverage_penalty_weight": 0.5, "beam_search_stop": "first", "beam_prune": 3.0}
-    options = [str(word) for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
-    ended = call("translate", "-m", word_model, *options, "--output-type", "json", text=TEXT)
-    model = econmt.load(word_model, device="cpu")
-    expected_ones, plain_ones = (model.translate(TEXT.splitlines(), **more) for more in (wanted, {}))
-    for line, expected, plain in zip(ended.lines, expected_ones, plain_ones, strict=True):
-        found = json.loads(line)
-        assert (found["translation"], found["score"]) == (expected.text, expected.score)
-        assert not expected.hypotheses or expected.score < plain.score
-
-
-def test_capitals_and_unknown_words_reach_the_translator(call: Call, word_model: Path) -> None:
-    plain = call("translate", "-m", word_model, text="a b c d\n").lines
-    found = call("translate", "-m", word_model, "--restore-case", text="A B C D\n").lines
-    assert found == [call("translate", "-m", word_model, text="A b c d\n").lines[0].upper()]
-    assert call("translate", "-m", word_model, "--replace-unk", text="a b c d\n").lines == plain
 
 
 def test_alignments_are_pairs_of_words(call: Call, word_model: Path, subword_model: Path) -> None:
@@ -275,6 +252,11 @@ def test_annotation_alone_is_an_ordinary_search_of_another_source(model: econmt.
     b, e = "<term> G H </term>", "<term> A </term>"
     written = [f"a {b} c", "d", f"h g f {e} d", f"{b} {e} {b}"]
     assert [each.text for each in found] == [each.text for each in model.translate(written)]
+    longest = max(len(model.vocabularies.source.encode(text)) for text in written)
+    options: dict[str, Any] = {"glossary_mode": "annotate", "max_input_length": longest}
+    assert [each.text for each in model.translate(LINES, glossary=TERMS, **options)] == [
+        each.text for each in found
+    ]
     # Draws cannot be constrained, but sources can be annotated.
     drawn = model.translate(LINES, glossary=TERMS, sample=True, seed=3)
     again = model.translate(written, sample=True, seed=3)
@@ -299,15 +281,14 @@ def test_terms_that_are_there_anyway_change_nothing_in_any_mode(
         assert torch.equal(found.attention, expected.attention)
 
 
-def test_a_line_in_capitals_and_markup_keep_their_form(model: econmt.TrainedModel) -> None:
+def test_forms_are_kept_and_the_server_annotates_terms(
+    model: econmt.TrainedModel,
+) -> None:
     found = model.translate(["A B C"], glossary=TERMS, restore_case=True)[0].text
     assert counted(found)[0] >= 1
     marked = model.translate(["a <b>b</b> c"], glossary=TERMS, markup=True)[0].text
     assert marked.count("<b>") == marked.count("</b>") == 1
     assert "term" not in marked
-
-
-def test_the_server_annotates_the_terms_of_requests(model: econmt.TrainedModel) -> None:
     served = LoadedModels(model, Settings(glossary_mode="annotate"))
     request = econmt.Request("a b c", glossary=TERMS)
     answers = served.translate([request], TranslationJob(constrained=True))

@@ -38,6 +38,7 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     assert call("train", trained.path).out.count("nothing to do") == 1
     model = trained.folder.path
 
+    monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", 3)
     total = call("score --score-type perplexity --total -m", model, "-t", trained.text / "test.txt")
     assert float(total.out) == pytest.approx(results["perplexities"]["test"], rel=1e-5)
     assert "8 lines" in total.err

@@ -49,7 +49,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
 
 
-def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
+def test_prints_the_ledger_of_a_bucket_and_json_holds_everything(call: Call, recipe: Path) -> None:
     ended = profiled(call, recipe, *BUCKET)
     assert max(map(len, ended.lines)) <= 80
     title = " ".join(" ".join(ended.lines[:2]).split())
@@ -61,9 +61,6 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     assert "data.max_length" not in ended.out
     words = f"profile {recipe} data.max_length=5 --estimate --json"
     assert read(call(*words.split()))["command"] == f"econmt {words}"
-
-
-def test_json_holds_everything(call: Call, recipe: Path) -> None:
     ended = profiled(call, recipe, "ops.decoder=recompute", *BUCKET, "--json")
     found = read(ended)
     assert found["shape"] == {"rows": 8, "source": 6, "target": 5}
@@ -139,10 +136,11 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
 
 
 def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked, budgets = [], set()
 
     def fake(workload: object, technique: object, bucket: tuple[int, int], *rest: object) -> object:
         asked.append(bucket)
+        budgets.add(rest[0])
         return verb.Fit(*bucket, 7, 1000)
 
     monkeypatch.setattr("econmt.estimate.fit.fit", fake)
@@ -156,6 +154,7 @@ def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: p
     assert not any("outside of PyTorch" in line for line in ended.lines)
     outside = "679 MiB of the 1 GiB are assumed to be outside of PyTorch"
     assert outside in call(*given, "--device", "cuda").out
+    assert budgets == {1 << 30, (1 << 30) - verb.ASSUMED.total}
     asked.clear()
     call(*given, "data.max_length=100")
     assert (len(asked), asked[0], asked[-1]) == (12, (100, 100), (4, 4))

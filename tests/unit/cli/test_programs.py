@@ -30,6 +30,12 @@ def test_a_saved_model_is_described_without_loading_it(copy: Path) -> None:
     assert saved.size == (copy / "params.best.safetensors").stat().st_size
     assert saved.metrics["update"] > 0
     assert saved.metrics["bleu"] >= 0.0
+    rows, name = (copy / "metrics.tsv").read_text().splitlines(), "seconds"
+    again = dict(zip(rows[0].split("\t"), rows[-1].split("\t"), strict=True)) | {name: "7777.0"}
+    found = saved.metrics["update"]
+    again["update"] = str(found)
+    (copy / "metrics.tsv").write_text("\n".join([*rows, "\t".join(again.values())]) + "\n")
+    assert (saved.metrics["update"], saved.metrics[name]) == (found, 7777.0)
     before = saved.version
     assert before == SavedModel(copy).version
     shutil.copyfile(copy / "params.best.safetensors", copy / "other")
@@ -43,15 +49,12 @@ def test_a_saved_model_is_described_without_loading_it(copy: Path) -> None:
         _ = saved.size
 
 
-def test_a_folder_without_a_recipe_has_no_languages(tmp_path: Path) -> None:
+def test_languages_of_folders_and_tokens_of_constraints(tmp_path: Path, word_model: Path) -> None:
     saved = SavedModel(str(tmp_path))
     assert (saved.folder, saved.recipe, saved.languages) == (tmp_path, None, None)
     for load in (SavedModel, econmt_runtime.load):
         with pytest.raises((InputError, RuntimeInputError), match="name has a NUL character; remove it"):
             load("a\0b")
-
-
-def test_tokens_of_constraints_are_counted(word_model: Path) -> None:
     model = econmt.load(word_model)
     translator = model.translator({}, avoid=["H"])
     request = Request("a b", constraints=["A B"], target_prefix="C")
@@ -63,13 +66,12 @@ def test_tokens_of_constraints_are_counted(word_model: Path) -> None:
         constraint_tokens(translator, Request("a", constraints=["H"]), "q")
 
 
-def test_terms_of_a_glossary_are_checked() -> None:
+def test_terms_are_checked_and_lines_divided_by_a_given_function(
+    word_model: Path,
+) -> None:
     assert Glossary.checked({" a b\t": "C D "}, "glossary").terms == {"a b": "C D"}
     with pytest.raises(InputError, match="glossary: 'a': the translation is blank"):
         Glossary.checked({"a": " "}, "glossary")
-
-
-def test_a_translator_divides_lines_by_a_given_function(word_model: Path) -> None:
     model = econmt.load(word_model)
     inner = model.translator({})
     parts = inner.models, model.vocabularies
@@ -85,7 +87,7 @@ def test_a_translator_divides_lines_by_a_given_function(word_model: Path) -> Non
         Translator(*parts, SearchOptions(split_sentences=True))
 
 
-def test_the_example_of_a_command_runs(word_model: Path) -> None:
+def test_the_example_of_a_command_and_early_checks(word_model: Path, tmp_path: Path) -> None:
     text = str(commands.__doc__)
     example = re.search(r"it::\n\n(.*?)\n\n``", text, re.DOTALL)
     code, _, last = textwrap.dedent(example[1]).rpartition("\n")
@@ -97,9 +99,6 @@ def test_the_example_of_a_command_runs(word_model: Path) -> None:
     done = CliRunner().invoke(app, ["a b", "-m", str(word_model), "--device", "cpu"])
     assert done.exit_code == 0
     assert econmt.load(word_model).translate(["a b"])[0].text.upper() in done.output
-
-
-def test_training_is_checked_before_there_is_text(word_model: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "recipe.yaml", tmp_path / "none", tmp_path / "run")
     check_training(load_recipe(recipe))
     begins = f"training.initialize_from={tmp_path / 'gone'}"

@@ -367,7 +367,7 @@ def test_lists_of_the_best_are_those_of_econmt(
         main(str(made))
 
 
-def test_long_lines_are_warned_of(whole: Path) -> None:
+def test_long_lines_are_warned_of_and_what_is_no_list_of_lines_is_refused(whole: Path) -> None:
     said: list[str] = []
     translator = econmt_runtime.load(whole, beam_size=1, warn=said.append)
     translator.config |= {"max_length": 40, "max_input_length": 60}
@@ -388,9 +388,6 @@ def test_long_lines_are_warned_of(whole: Path) -> None:
     translator.translate(["a " * 40, "a " * 41, "", "a " * 61, *["a " * 41] * 4], 7)
     assert [line.split(":")[0] for line in said[:4]] == ["line 8", "line 10", "line 11", "line 12"]
     assert said[4:] == ["further lines of more than 40 source tokens: 2"]
-
-
-def test_what_is_no_list_of_lines_is_refused(whole: Path) -> None:
     translator = econmt_runtime.load(whole)
     for lines in ("a b c", ["a", 1], None):
         with pytest.raises(RuntimeInputError, match="expects a list of lines of text"):
@@ -411,30 +408,21 @@ def test_errors_count_all_lines_of_the_input(
     assert "line 41: the model gives no finite probability" in capsys.readouterr().err
 
 
-def test_structures_are_those_of_the_library() -> None:
+def test_structures_special_words_and_normalised_text(tmp_path: Path) -> None:
     assert (MOST_RUNTIME_WORDS, structures._VERSION) == (library.MOST_WORDS, library.VERSION)
     for name, fields in library.STRUCTURES.items():
         expected = [field[0] for field in structures.structures()[name].kind._fields_]
         assert [field.lstrip("*") for field in fields.split()] == expected
-
-
-def test_names_of_special_words_in_a_text_are_unknown_words(tmp_path: Path) -> None:
     (tmp_path / "words").write_text("<pad>\n<unk>\n<s>\n</s>\na\nb\n")
     words = RuntimeWords(tmp_path / "words")
     assert words.encode("b <s> </s>  <pad> <unk> c a") == [5, 1, 1, 1, 1, 1, 4]
     assert words.decode([2, 5, 1, 4, 3, 0]) == "b <unk> a"
-
-
-def test_what_a_line_or_a_list_cannot_hold_is_replaced() -> None:
     assert one_line(" a\rb\n c\r") == "a b  c"
     found = RuntimeTranslation("x ||| y", -0.5, -1.25)
     assert (
         _shown(found, 3, 2, score=False)
         == "3 ||| x &#124;&#124;&#124; y ||| logprob= -1.250000 ||| -0.500000"
     )
-
-
-def test_text_is_normalised_alike() -> None:
     from econmt.data.text import vocabulary
 
     for text in ("  a\u00a0", "e\u0301", "\u3000x y\u2009"):

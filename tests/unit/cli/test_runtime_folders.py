@@ -122,7 +122,7 @@ def refusal(done: subprocess.CompletedProcess[bytes]) -> str:
     return line
 
 
-def test_a_folder_translates_a_file_as_econmt(model: Path, whole: Path, call: Call, tmp_path: Path) -> None:
+def test_files_and_lines_before_bad_ones(model: Path, whole: Path, call: Call, tmp_path: Path) -> None:
     text = b"\xef\xbb\xbfa b c\r\n\n" + "h\u2028g\n d e\u00a0\n\u3000\n".encode() + b"b c\r\r\nzzz"
     (tmp_path / "text").write_bytes(text)
     more = "--precision", "float32", "--output-type", "score"
@@ -134,9 +134,6 @@ def test_a_folder_translates_a_file_as_econmt(model: Path, whole: Path, call: Ca
         assert [row[1] for row in found] == [row[1] for row in expected]
         scores = [float(row[0]) for row in expected]
         assert [float(row[0]) for row in found] == pytest.approx(scores, abs=1e-4)
-
-
-def test_lines_before_one_that_cannot_be_read_are_translated(whole: Path) -> None:
     expected = run(whole, text=b"a b\nc\n").stdout
     done = run(whole, text=b"a b\nc\nd\0\ne\n")
     assert (done.returncode, done.stdout) == (2, expected)
@@ -161,7 +158,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
     (folder / "model.json").write_text(json.dumps(_signed(rest)))
 
 
-def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
+def test_carriage_returns_and_comparison_of_modules(tmp_path: Path, made: Path) -> None:
     words = [*SPECIAL_TOKENS, "a", "b\rc", "\x0b", "d\u2028e", "f"]
     path = tmp_path / "vocab.txt"
     path.write_bytes("".join(word + "\n" for word in words).encode())
@@ -170,9 +167,6 @@ def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
     text = "f d\u2028e a b\rc"
     assert ours.encode(text) == theirs.encode(text) == [8, 7, 4, 5]
     assert ours.decode([4, 5, 6, 7, 8]) == theirs.decode([4, 5, 6, 7, 8])
-
-
-def test_modules_are_compared_before_they_are_imported(made: Path) -> None:
     draw = random.Random(25)
     modules = sorted((made / "econmt_runtime").glob("*.py"))
     for module in modules:
@@ -322,16 +316,13 @@ def test_messages_name_the_key(made: Path, changes: dict[str, Any], message: str
     assert f"model.json: {message}" in str(error.value)
 
 
-def test_closed_streams_are_told(whole: Path) -> None:
+def test_closed_streams_are_told_and_any_python_finds_the_library_of_a_folder(whole: Path) -> None:
     for closed, message in (("<&-", "standard input is closed"), (">&-", "standard output is closed")):
         command = ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(whole)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 2
         assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1
-
-
-def test_any_python_finds_the_library_of_a_folder(whole: Path) -> None:
     # The name without the version of this Python: the library has no part of it.
     (path,) = (whole / "econmt_runtime").glob("_kernels*")
     assert path.name == f"_kernels.{library._HERE}.so" == f"_kernels.{platforms.HERE}.so"

@@ -116,22 +116,16 @@ def test_small_beams_are_those_of_the_definition(beam: int) -> None:
             assert [each.score for each in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
-def test_ties_are_in_the_order_of_rows_and_words() -> None:
+def test_ties_limits_and_sentences_without_finite_probability() -> None:
     model, options = TableModel(1, 1), Options(20, 0.0, 1.0, 1.0, 20)
     model.logits[:] = 0.0
     found = search(model, [3], options)[0]
     assert [(each.ids) for each in found] == [list(ids) for _, ids in naive(model, 0, 3, options)]
-
-
-def test_a_sentence_without_finite_probability_has_no_translation() -> None:
     model = TableModel(2, 1)
     model.logits[0] = math.nan
     found = search(model, [2, 2], Options(3, 1.0, 0.0, 1.0, 2))
     assert found[0] == []
     assert len(found[1]) == 2
-
-
-def test_limits_of_the_output() -> None:
     lengths = np.array([1, 3, 10, 50])
     # floor(1.5 n) + 10, but at most the larger of n + 10 and 1.5 times 20, and 10
     assert output_limits(lengths, 1.5, 20).tolist() == [11, 14, 25, 60]

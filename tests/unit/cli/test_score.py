@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from econmt.cli.evaluate import _comparison_text
-from econmt.evaluation import scoring
 from econmt.evaluation.metrics import Comparison, Significance
 from econmt.evaluation.reranking import read_candidate
 from tests.unit.cli.conftest import Call
@@ -180,29 +179,6 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
             scored = call("score --score-type normalized --length-penalty-alpha 1 -m", word_model, text=pair)
             expected = before[row.number, row.text] + 2 * float(scored.lines[0])
             assert row.score == pytest.approx(expected, abs=1e-4)
-
-
-def test_batches_are_as_large_as_the_option_says(
-    call: Call, lists: Path, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    real = scoring.batches_by_length
-    patched = lambda lengths, size, most: sizes.append(size) or real(lengths, size, most)  # noqa: E731
-    monkeypatch.setattr(scoring, "batches_by_length", patched)
-    for command in (f"rerank -i {lists} -s {tmp_path / 'source'} -m", "score -m"):
-        call(command, word_model, "--batch-size", 2, text="a\tA\n").succeeded()
-    assert sizes == [2] * max(2, len(sizes))
-
-
-def test_markup_comes_back(call: Call, word_model: Path) -> None:
-    found = call("translate", "-m", word_model, "--markup", text="<b>a b</b> c\n<p></p>\n").lines
-    (plain,) = call("translate", "-m", word_model, text="a b c\n").lines
-    assert found[0].replace("<b>", "").replace("</b>", "").split() == plain.split()
-    assert found[0].index("<b>") < found[0].index("</b>")
-    assert found[1] == "<p></p>"
-
-
-def test_paragraphs(call: Call, word_model: Path) -> None:
     text = "a b! C\n\nd\ne f! G? H\n"
     found = call("translate", "-m", word_model, "--split-sentences", "--chunk-size", 2, text=text)
     alone = call("translate", "-m", word_model, text="a b!\nC\nd\ne f!\nG?\nH\n").lines
@@ -217,17 +193,6 @@ def test_paragraphs(call: Call, word_model: Path) -> None:
     assert "standard input:1: 2 lines have several sentences, this one first" in whole.err
     later = call("translate", "-m", word_model, "--chunk-size", 1, text="d\n\na b! C\n")
     assert "standard input:3: 1 line has several sentences" in later.err
-
-
-def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, copy: Path) -> None:
-    text = (copy / "recipe.yaml").read_text()
-    assert "block_ngram_repeat: 0" in text
-    (copy / "recipe.yaml").write_text(text.replace("block_ngram_repeat: 0", "block_ngram_repeat: 1"))
-    blocked = call("translate -m", copy, text=TEXT).lines
-    assert blocked == call("translate --block-ngram-repeat 1 -m", word_model, text=TEXT).lines
-    free = call("translate --block-ngram-repeat 0 -m", copy, text=TEXT).lines
-    assert free == call("translate -m", word_model, text=TEXT).lines
-    assert all(len(set(line.split())) == len(line.split()) for line in blocked)
 
 
 REFERENCES = [
@@ -276,16 +241,13 @@ def sacrebleu(*arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_figures_and_signatures_are_sacrebleus(call: Call, files: dict[str, Path]) -> None:
+def test_figures_are_sacrebleus_and_in_json_whole(call: Call, files: dict[str, Path]) -> None:
     found = call("evaluate", "-r", files["ref"], "-i", files["base"], "-w", 4)
     expected = sacrebleu(
         files["ref"], "-i", files["base"], "-m", "bleu", "chrf", "ter", "-w", 4, "-f", "text", "-nc"
     )
     assert found.lines == [line.lstrip() for line in expected.splitlines()]
     assert [line.split("|")[0] for line in found.lines] == ["BLEU", "chrF2", "TER"]
-
-
-def test_standard_input_options_and_several_references(call: Call, files: dict[str, Path]) -> None:
     options = "--metrics chrf,bleu --tokenize none --lowercase"
     text = files["base"].read_text()
     found = call(f"evaluate {options}", "-r", files["ref"], "-r", files["better"], text=text)
@@ -294,9 +256,6 @@ def test_standard_input_options_and_several_references(call: Call, files: dict[s
         *("-tok", "none", "-lc", "--chrf-lowercase", "-nc", "--force"),
     )
     assert found.lines[::-1] == [line.lstrip() for line in expected.splitlines()]
-
-
-def test_json_is_not_rounded(call: Call, files: dict[str, Path]) -> None:
     (found,) = json.loads(
         call("evaluate", "-r", files["ref"], "-i", files["base"], "--metrics", "bleu", "--json").out
     )
@@ -306,7 +265,7 @@ def test_json_is_not_rounded(call: Call, files: dict[str, Path]) -> None:
     assert found["signature"] == expected["signature"]
 
 
-def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: dict[str, Path]) -> None:
+def test_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: dict[str, Path]) -> None:
     arguments = ("-r", files["ref"], "-i", files["base"], "-i", files["better"], "--samples", 200)
     tables = json.loads(call("evaluate", *arguments, "--json").out)
     assert [table["name"] for table in tables] == ["BLEU", "chrF2", "TER"]
@@ -324,9 +283,6 @@ def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: 
         assert table["systems"][1]["better"] is True
         assert table["systems"][1]["p_value"] < 0.05
         assert "bs:200|seed:12345" in table["signature"]
-
-
-def test_what_is_significant() -> None:
     rows = [("a", 30.0, 30.12, 1.25, None, None), ("bc", 31.0, 31.1, 1.0, 0.0499, True)]
     rows += [("d", 29.0, 29.0, 1.0, 0.05, False), ("e", 30.0, 30.0, 1.0, 1.0, None)]
     table = Significance("BLEU", "nrefs:1", [Comparison(*row) for row in rows])

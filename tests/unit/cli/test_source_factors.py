@@ -52,6 +52,11 @@ def factored_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _few_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", 3)
+
+
 @pytest.fixture(scope="module")
 def model(factored_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = ("training.max_updates=100", "training.checkpoint_interval=100", "training.decode_and_evaluate=0")
@@ -65,7 +70,7 @@ def files(factored_text: Path) -> list[object]:
     return ["-i", factored_text / "valid.src", "--input-factors", factored_text / "valid.case"]
 
 
-def test_a_translation_has_the_score_that_scoring_gives(
+def test_a_translation_has_the_score_that_scoring_gives_and_from_python(
     call: Call, model: Path, factored_text: Path, files: list[object], tmp_path: Path
 ) -> None:
     shown = call("translate", "-m", model, *files, "--output-type", "json", "--precision", "float32")
@@ -80,9 +85,6 @@ def test_a_translation_has_the_score_that_scoring_gives(
     lines = "".join(json.dumps({"text": text, "factors": [case]}) + "\n" for text, case in rows)
     inside = call("translate", "-m", model, "--json-input", "--precision", "float32", text=lines)
     assert inside.lines == [answer["translation"] for answer in answers]
-
-
-def test_from_python(model: Path) -> None:
     loaded = econmt.load(model, device="cpu", precision="float32")
     upper, down = loaded.translate([econmt.Request("a", factors=["u"]), econmt.Request("a", factors=["d"])])
     assert (upper.text, down.text) == ("A", "a2")

@@ -16,31 +16,26 @@ from tests.unit.cli.conftest import Call, Ended
 INPUT = "a b c\n\nd\n  \nh g f e d\n"
 
 
-def test_files_in_and_out(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_files_in_and_out_and_lines_without_tokens(call: Call, word_model: Path, tmp_path: Path) -> None:
     expected = call("translate", "-m", word_model, text=INPUT).out
     (tmp_path / "in.gz").write_bytes(gzip.compress(INPUT.encode()))
     ended = call("translate", "-m", word_model, "-i", tmp_path / "in.gz", "-o", tmp_path / "out")
     tokens = len(expected.split()) + 3  # with the end of each sentence
     assert (ended.out, f"5 lines, {tokens} target tokens in" in ended.err) == ("", True)
     assert (tmp_path / "out").read_text() == expected
-
-
-def test_lines_without_translation_count_no_tokens(call: Call, word_model: Path) -> None:
     ended = call("translate --long-lines skip --max-input-length 2 -m", word_model, text="\na b c\n")
     assert ended.out == "\n\n"
     assert "2 lines, 0 target tokens in" in ended.err
     assert "econmt: 1 line, 0 target tokens in" in call("translate", "-m", word_model, text="\n").err
 
 
-def test_attention_is_drawn(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_attention_pictures_and_seeds_of_sampling(call: Call, word_model: Path, tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     options = ("--output-type", "attention", "--attention-picture", picture)
     ended = call("translate -m", word_model, *options, text="\na b c\n")
     assert [bool(json.loads(line)["attention"]) for line in ended.lines] == [False, True]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
-
-def test_sampling_follows_its_seed(call: Call, word_model: Path) -> None:
     def drawn(*options: object) -> list[str]:
         return call("translate", "-m", word_model, "--sample", *options, text=INPUT * 3).lines
 
@@ -72,7 +67,7 @@ def failure(ended: Ended, *words: str) -> None:
         assert word in errors[0]
 
 
-def test_bad_text_names_its_line_and_loses_nothing(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_bad_text_and_lists_of_translations(call: Call, word_model: Path, tmp_path: Path) -> None:
     ended = call("translate", "-m", word_model, text=b"a b\nc\n\xff\nd\n")
     failure(ended, "standard input:3", "UTF-8")
     assert len(ended.lines) == 2
@@ -82,9 +77,6 @@ def test_bad_text_names_its_line_and_loses_nothing(call: Call, word_model: Path,
     ended = call("translate -m", word_model, "-i", tmp_path / "in", "-o", tmp_path / "out")
     failure(ended, "in:2", "UTF-8")
     assert (tmp_path / "out").read_text() == "old"  # nothing of the chunk was translated
-
-
-def test_several_translations_are_listed_as_moses_does(call: Call, word_model: Path) -> None:
     text = "a b c\n\nd\n"
     several = ("translate", "-m", word_model, "-b", 3, "--nbest-size", 2)
     rows = [line.split(" ||| ") for line in call(*several, "--chunk-size", 2, text=text).lines]
@@ -100,7 +92,7 @@ def test_several_translations_are_listed_as_moses_does(call: Call, word_model: P
     assert rows[2][1:] == ["", "logprob= 0.000000", "0.000000"]
 
 
-def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Path) -> None:
+def test_pipes_are_read_and_answered_line_by_line(word_model: Path, call: Call) -> None:
     command = [sys.executable, "-m", "econmt", "translate", "-m", str(word_model), "--threads", "1"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=econmt_environment(), **pipes) as process:
@@ -119,9 +111,6 @@ def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Pa
         process.wait(timeout=PATIENCE)
     assert "Traceback" not in talk
     assert "error" not in talk
-
-
-def test_a_pipe_of_a_shell_is_read(call: Call, word_model: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"a b\n")
     os.close(writing)

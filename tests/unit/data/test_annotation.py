@@ -146,7 +146,7 @@ def test_words_of_a_certain_frequency_are_terms() -> None:
         assert terms_of({"once": 1, "twice": 2, "often": 20, "always": 21}, side) == {"twice", "often"}
 
 
-def test_the_share_of_annotated_pairs_and_their_tags() -> None:
+def test_the_share_of_annotated_pairs_and_who_finds_their_terms() -> None:
     terms = GlossaryTerms(Glossary({"dog": "Hund", "BT": "BT"}))
     pair = "<BT> a dog", "BT ein Hund"
     drawn = [draw_terms(terms, 0.25, number, pair, "<BT>") for number in range(2000)]
@@ -155,6 +155,18 @@ def test_the_share_of_annotated_pairs_and_their_tags() -> None:
     assert sum(map(bool, drawn)) == pytest.approx(500, abs=60)
     many = "dog " * 8, "Hund"
     assert len(draw_terms(terms, 1.0, 1, many, "")) == MOST_TERMS
+    glossary = Glossary({"ışık": "light", "izmir": "Izmir", "İş": "Work"})
+    text = "IŞIK İZMİR İŞ İş iş Isik"
+    found = [(each.target, each.start, each.end) for each in glossary.occurrences(text, "tr")]
+    assert found == [("light", 0, 4), ("Izmir", 5, 10), ("Work", 14, 16)]
+    assert occurrences(text, [glossary], "tr") == glossary.occurrences(text, "tr")
+    # Without a language I is the capital of i.
+    found = Glossary({"isik": "x", "ISIK": "y"}).occurrences("Isik ISIK")
+    assert [each.target for each in found] == ["x", "y"]
+    assert Glossary({"isik": "x"}).occurrences("ISIK", "tr") == []
+    (term,) = GlossaryTerms(glossary, "tr").of("IŞIK", "light", random.Random(1))
+    assert term.target == "light"
+    assert GlossaryTerms(glossary).of("IŞIK", "light", random.Random(1)) == []
 
 
 SUBWORDS = {"type": "bpe", "size": 60, "joint": True}
@@ -271,22 +283,7 @@ def test_other_languages_have_one_letter(language: str) -> None:
         assert folded(text, language) == text.casefold()
 
 
-def test_the_source_language_finds_the_terms_of_a_glossary() -> None:
-    glossary = Glossary({"ışık": "light", "izmir": "Izmir", "İş": "Work"})
-    text = "IŞIK İZMİR İŞ İş iş Isik"
-    found = [(each.target, each.start, each.end) for each in glossary.occurrences(text, "tr")]
-    assert found == [("light", 0, 4), ("Izmir", 5, 10), ("Work", 14, 16)]
-    assert occurrences(text, [glossary], "tr") == glossary.occurrences(text, "tr")
-    # Without a language I is the capital of i.
-    found = Glossary({"isik": "x", "ISIK": "y"}).occurrences("Isik ISIK")
-    assert [each.target for each in found] == ["x", "y"]
-    assert Glossary({"isik": "x"}).occurrences("ISIK", "tr") == []
-    (term,) = GlossaryTerms(glossary, "tr").of("IŞIK", "light", random.Random(1))
-    assert term.target == "light"
-    assert GlossaryTerms(glossary).of("IŞIK", "light", random.Random(1)) == []
-
-
-def test_aligned_words_differ_in_case_only_by_the_rules_of_their_languages() -> None:
+def test_case_follows_the_languages_in_alignments_and_in_noise() -> None:
     """The word is aligned only if its spellings are one word."""
     pairs = [("ışık a", "light b"), ("IŞIK c", "LIGHT d")] * 3
     drawn = [

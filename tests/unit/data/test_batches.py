@@ -150,7 +150,7 @@ def test_restored_in_the_middle_it_goes_on_the_same(
         assert all(same(next(again), next(stream)) for _ in range(2 * stream.batches_per_epoch))
 
 
-def test_each_epoch_and_seed_has_other_batches_not_only_another_order_of_them(store: TokenStore) -> None:
+def test_each_epoch_and_seed_has_other_batches_and_all_can_move(store: TokenStore | PreparedData) -> None:
     stream = iterator(store)
     first, second = epoch_of(stream), epoch_of(stream)
     together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
@@ -162,6 +162,12 @@ def test_each_epoch_and_seed_has_other_batches_not_only_another_order_of_them(st
     for order in orders:
         assert sum(before > after for before, after in itertools.pairwise(order)) > len(order) // 5
     assert orders[0] != orders[1]
+    batch = next(iterator(store))
+    moved = batch.to(torch.device("meta"))
+    assert moved.source.device.type == moved.target_lengths.device.type == "meta"
+    assert moved.indices.device.type == "meta"
+    assert (moved.target_tokens, moved.source_tokens) == (batch.target_tokens, batch.source_tokens)
+    assert same(batch.to("cpu"), batch)
 
 
 def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path) -> None:
@@ -204,7 +210,7 @@ def test_many_derived_shapes_hold_all_pairs_in_full_batches(tmp_path: Path, batc
         assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
 
 
-def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Path) -> None:
+def test_the_worst_batch_and_another_batch_size(store: TokenStore, tmp_path: Path) -> None:
     def volume(batch: Batch) -> int:
         return batch.source.numel() * batch.target_output.shape[1]
 
@@ -216,9 +222,6 @@ def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Pat
         stream = iterator(pairs, size)
         assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))
         assert stream.state_dict()["position"] == 0
-
-
-def test_another_batch_size_goes_on_at_the_same_share(store: TokenStore) -> None:
     stream = iterator(store)
     for _ in range(stream.batches_per_epoch + stream.batches_per_epoch // 2):
         next(stream)
@@ -228,15 +231,6 @@ def test_another_batch_size_goes_on_at_the_same_share(store: TokenStore) -> None
     assert state["epoch"] == 1
     assert abs(state["position"] - other.batches_per_epoch / 2) <= 1
     assert len(next(other).indices) <= 8
-
-
-def test_to_moves_every_tensor(store: TokenStore) -> None:
-    batch = next(iterator(store))
-    moved = batch.to(torch.device("meta"))
-    assert moved.source.device.type == moved.target_lengths.device.type == "meta"
-    assert moved.indices.device.type == "meta"
-    assert (moved.target_tokens, moved.source_tokens) == (batch.target_tokens, batch.source_tokens)
-    assert same(batch.to("cpu"), batch)
 
 
 class TestValidBatches:
@@ -383,7 +377,11 @@ def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(tmp_
     assert real / sum(batch.source.numel() + batch.target_output.numel() for batch in trimmed) > 0.95
 
 
-def test_trimmed_is_the_same_pairs_without_columns_of_padding(tmp_path: Path) -> None:
+def test_trimmed_batches_and_the_plan_of_an_epoch(tmp_path: Path, store: TokenStore) -> None:
+    stream = iterator(store, WORDS, rule=DERIVED)
+    for (pairs, shape), batch in zip(list(stream.plan()), epoch_of(stream), strict=True):
+        assert pairs.tolist() == batch.indices.tolist()
+        assert shape == shape_of(batch)
     lengths = random_lengths(40)
     stream = iterator(store_of(tmp_path, lengths), sentences(5), rule=16)
     for batch in epoch_of(stream):
@@ -395,10 +393,3 @@ def test_trimmed_is_the_same_pairs_without_columns_of_padding(tmp_path: Path) ->
         assert cut.source.is_contiguous()
         assert torch.equal(cut.indices, batch.indices)
         assert same(cut, cut.trimmed())
-
-
-def test_the_plan_of_an_epoch_is_what_it_gives(store: TokenStore) -> None:
-    stream = iterator(store, WORDS, rule=DERIVED)
-    for (pairs, shape), batch in zip(list(stream.plan()), epoch_of(stream), strict=True):
-        assert pairs.tolist() == batch.indices.tolist()
-        assert shape == shape_of(batch)

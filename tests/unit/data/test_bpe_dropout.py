@@ -44,7 +44,7 @@ def vocabulary(vocabularies: Vocabularies) -> SentencePieceVocabulary:
     return vocabularies.source
 
 
-def test_without_skips_it_is_sentencepiece(vocabulary: SentencePieceVocabulary) -> None:
+def test_no_skip_is_sentencepiece_and_all_skips_leave_letters(vocabulary: SentencePieceVocabulary) -> None:
     sampler = BpeSampler(vocabulary, 0.1)
     draw = random.Random(1)
     letters = sorted(set("".join(WORDS)))
@@ -76,9 +76,7 @@ def exact_distribution(sampler: BpeSampler, word: tuple[int, ...], p: float) -> 
     return result
 
 
-def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
-    vocabulary: SentencePieceVocabulary,
-) -> None:
+def test_frequencies_are_those_of_the_definition(vocabulary: SentencePieceVocabulary) -> None:
     p = 0.3
     sampler = BpeSampler(vocabulary, p)
     words = [tuple(vocabulary.encode(word)) for word in ("slower", "größte", "lowest")]
@@ -107,9 +105,6 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
     )
     assert set(theirs) <= set(expected[2])
     assert all(abs(theirs[cut] / 4000 - probability) < 0.05 for cut, probability in expected[2].items())
-
-
-def test_words_with_unknown_parts_stay(vocabulary: SentencePieceVocabulary) -> None:
     sampler, gaps = BpeSampler(vocabulary, 0.5), gaps_of(3, 0.5)
     assert sampler.sample([], gaps) == []
     ids = vocabulary.encode("slower 漢字 漢low")

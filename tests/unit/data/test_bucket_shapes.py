@@ -114,7 +114,7 @@ def test_shapes_with_a_price_are_worth_it(ruled: tuple[np.ndarray, Derived]) -> 
     assert saved >= (len(found) - len(twelve)) * rule.price
 
 
-def test_the_number_of_shapes_follows_their_price() -> None:
+def test_the_number_of_shapes_follows_their_price_or_is_a_grid() -> None:
     draw = np.random.default_rng(4)
     target = draw.integers(1, 61, 20_000)
     source = np.clip(target + draw.integers(-9, 10, 20_000), 1, 60)
@@ -129,9 +129,6 @@ def test_the_number_of_shapes_follows_their_price() -> None:
     assert padded == sorted(padded, reverse=True)
     # However many nested shapes there are, sources of one target length differ in length.
     assert 1.5 * padded[-1] < padded_work(counts, nested_shapes(counts, Derived(60, work)), work) / real - 1
-
-
-def test_lengths_that_have_nothing_to_do_with_each_other_get_a_grid() -> None:
     counts = np.zeros((11, 11), dtype=np.int64)
     counts[np.ix_([5, 10], [5, 10])] = 7
     work = PairFlops(1, 1, 0)
@@ -152,13 +149,22 @@ def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPa
     assert padded_work(counts, few, rule.work) < 1.05 * padded_work(counts, more, rule.work)
 
 
-def test_grid_shapes_are_those_that_hold_a_pair() -> None:
+def test_shapes_of_the_grid_and_work_of_pairs() -> None:
     counts = np.zeros((8, 6), dtype=np.int64)
     counts[1, 5] = counts[7, 1] = counts[4, 4] = counts[3, 2] = 1
     assert grid_shapes(counts, 4).tolist() == [[4, 4], [8, 4], [4, 8]]
     shapes = np.array([[4, 2], [2, 4], [5, 5]])
     found = choose((7, 6), shapes, PairFlops(1, 2, 0))
     assert [found[each] for each in ((2, 2), (2, 3), (3, 3), (6, 1))] == [0, 1, 2, -1]
+    found = PairFlops(2, 3, 5).of(np.array([[1], [4]]), np.array([1, 10]))
+    assert found.tolist() == [[10, 82], [31, 238]]
+    assert found.dtype == np.int64
+    work = PairFlops(7_864_320, 200_250_624, 2048)
+    small = work.scaled()
+    assert sum(small) < 1 << 21
+    assert small.target / small.source == pytest.approx(work.target / work.source, rel=1e-3)
+    assert small.pair / small.source == pytest.approx(work.pair / work.source, rel=0.1)
+    assert PairFlops(3, 4, 0).scaled() == PairFlops(3, 4, 0)
 
 
 MODELS = {
@@ -174,6 +180,7 @@ MODELS = {
     "whole target": ("model.decoder.input_feeding=false", "model.decoder.layers=2"),
     "low rank": ("model.encoder.rank=7", "model.decoder.rank=5", "model.decoder.layers=2"),
     "dot": ("model.attention.type=dot",),
+    "one width": tuple(f"model.{name}=96" for name in ("embedding", "encoder.size", "decoder.size")),
     "bilinear": ("model.attention.type=bilinear", "model.encoder.size=96"),
 }
 REFERENCE = Implementations.everywhere("reference")

@@ -33,13 +33,16 @@ def starts_of(buckets: Buckets) -> np.ndarray:
     return np.cumsum(buckets.counts) - buckets.counts
 
 
-def test_order_of_buckets_and_of_pairs_inside() -> None:
+def test_order_of_buckets_and_of_pairs_inside_and_capacity_makes_room_for_longer_pairs() -> None:
     pairs = [(9, 1), (1, 9), (2, 2), (3, 3), (1, 10), (8, 1)]
     found = assign_buckets(*arrays(pairs), 4)
     assert found.shapes.tolist() == [[4, 4], [12, 4], [4, 12]]
     assert found.counts.tolist() == [2, 2, 2]
     assert found.order.tolist() == [2, 3, 0, 5, 1, 4]
     assert starts_of(found).tolist() == [0, 2, 4]
+    capacity = np.array([2, 2, 5, 9])
+    for rule, shapes in ((2, [[10, 4], [4, 6]]), (Derived(4, PairFlops(1, 1, 0)), [[10, 3], [3, 6]])):
+        assert assign_buckets(*arrays([(1, 2), (3, 0)]), rule, capacity).shapes.tolist() == shapes
 
 
 @settings(max_examples=80)

@@ -200,7 +200,7 @@ def test_words_of_a_number_are_what_the_library_says_written_apart() -> None:
         assert german(number) == words
 
 
-def test_splits_have_their_sizes_share_no_number_and_are_always_the_same() -> None:
+def test_splits_share_no_number_are_always_the_same_and_have_all_magnitudes() -> None:
     splits = {split: numbers(split) for split in SPLIT_SIZES}
     assert {split: len(found) for split, found in splits.items()} == SPLIT_SIZES
     assert len(set().union(*splits.values())) == sum(SPLIT_SIZES.values())
@@ -334,7 +334,7 @@ def test_different_line_counts(tmp_path: Path, first: int, second: int) -> None:
     assert f"{source} has {first} lines but {target} has {second};" in str(caught.value)
 
 
-def test_table_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
+def test_pairs_are_streamed_counted_and_have_two_columns(tmp_path: Path) -> None:
     file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
         list(read_pairs(Corpus(file, None)))
@@ -343,9 +343,6 @@ def test_table_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
     assert next(pairs) == ("a", "c")
     with pytest.raises(InputError, match=r"t\.en:2"):
         next(pairs)
-
-
-def test_lines_are_counted_as_they_are_read(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.en", tmp_path / "a.en.gz"
     for content in (b"one\ntwo\n", b"one\ntwo", b"\n", b"one\r\n\xe2\x80\xa8two\n"):
         plain.write_bytes(content)

@@ -188,10 +188,11 @@ def test_a_joint_vocabulary_is_one(tmp_path: Path) -> None:
             load_vocabularies(tmp_path / "p")
 
 
-@pytest.mark.parametrize("joint", ["true", "false"])
+@pytest.mark.parametrize("joint", ["true", "false", "one"])
 def test_prepared_text_with_codes_is_prepared_again(tmp_path: Path, joint: str) -> None:
     text, folder = letters(tmp_path), tmp_path / "p"
-    files = "[codes.trg]" if joint == "true" else "[codes.src, codes.trg]"
+    files = "[codes.src, codes.trg]" if joint == "false" else "[codes.trg]"
+    joint = "false" if joint == "one" else joint  # one file may serve both languages
     run = Run(text, tmp_path / "run", (f"data.subwords={{type: codes, joint: {joint}, files: {files}}}",))
     prepare(run.recipe, folder, [text], show_progress=False)
     (text / "codes.trg").write_text("".join((text / "codes.trg").read_text().splitlines(True)[:4]))

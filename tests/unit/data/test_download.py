@@ -154,14 +154,11 @@ def test_a_connection_that_keeps_breaking_keeps_what_came(server: Server, tmp_pa
     assert (tmp_path / "text").read_bytes() == CONTENT
 
 
-def test_a_connection_that_brings_nothing_new_ends_the_attempts(server: Server, tmp_path: Path) -> None:
+def test_what_brings_nothing_new_or_a_wrong_checksum_is_refused(server: Server, tmp_path: Path) -> None:
     server.cut_after = [20_000, 0, 10_000, 10_000]
     with pytest.raises(InputError, match="20,000 bytes are kept"):
         download(remote(server), tmp_path / "text", progress=False)
     assert len(server.requests) == 2
-
-
-def test_wrong_checksum(server: Server, tmp_path: Path) -> None:
     wrong, actual = "0" * 64, hashlib.sha256(CONTENT).hexdigest()
     told = f"the checksum of text does not match: expected sha256 {wrong}, got {actual}; the file was removed"
     with pytest.raises(InputError, match=told):

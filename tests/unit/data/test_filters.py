@@ -57,6 +57,7 @@ def kept(corpus: Path, make_recipe: Make) -> Kept:
         ({"max_length_ratio": 2.0}, [1, 3, 4, 5, 6, 7, 8]),
         ({"max_length_ratio": 1.99}, [1, 3, 4, 5, 6, 7]),
         ({"max_repeats": 2}, [1, 2, 3, 6, 8]),
+        ({"max_length_ratio": 13.0, "max_repeats": 30, "max_words": 30, "min_words": 1}, [*range(1, 9)]),
         ({"max_repeats": 3}, [1, 2, 3, 4, 5, 6, 8]),
         ({"duplicates": "pairs"}, [1, 2, 3, 4, 5, 7, 8]),
         ({"duplicates": "source"}, [1, 2, 3, 5, 7, 8]),
@@ -74,13 +75,12 @@ def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -
     assert counts["pairs"] + sum(counts.get(name, 0) for name in reasons) == counts["lines"] == 48
 
 
-def test_a_vocabulary_is_learnt_from_what_is_left(kept: Kept) -> None:
+def test_what_is_left_is_learnt_from_and_the_rest_reported(
+    kept: Kept,
+) -> None:
     everything, less = kept()[1].vocabularies, kept(min_words=3)[1].vocabularies
     assert everything.source.decode(everything.source.encode("QQQ")) == "QQQ"
     assert less.source.decode(less.source.encode("QQQ")) == "<unk>"
-
-
-def test_the_report_names_reasons_and_examples(kept: Kept) -> None:
     _, store = kept(duplicates="target", identical="drop", max_length_ratio=2.5)
     lines = report_lines(store.folder)
     assert lines[0].split() == ["left", "out", "share", "training", "pairs"]
@@ -96,7 +96,7 @@ def test_the_report_names_reasons_and_examples(kept: Kept) -> None:
     assert again.statistics["train"]["duplicate"] == 2
 
 
-def test_the_report_has_three_examples_of_a_reason(tmp_path: Path, make_recipe: Make, corpus: Path) -> None:
+def test_examples_of_reasons_and_duplicates(tmp_path: Path, make_recipe: Make, corpus: Path) -> None:
     left_out = LeftOut()
     for number in range(1, 6):
         left_out.add("duplicate", f"train.en:{number}", (f"source {number}", f"target {number}"))
@@ -122,15 +122,12 @@ def test_a_pair_that_is_too_long_is_the_first_of_its_kind(corpus: Path, make_rec
     assert int(found.train.location(0).rpartition(":")[2]) == 3
 
 
-def test_filters_make_a_store_anew_and_idle_ones_do_not(corpus: Path, make_recipe: Make) -> None:
+def test_filters_make_a_store_anew_and_idle_ones_do_not_and_language(corpus: Path, make_recipe: Make) -> None:
     plain = prepared(make_recipe(), corpus)
     assert prepared(make_recipe(filters={}, noise={"typos": 0.5}), corpus).statistics == plain.statistics
     assert len(prepared(make_recipe(filters={"min_words": 2}), corpus).train) < len(plain.train)
     assert len(prepared(make_recipe(), corpus).train) == len(plain.train)
     assert report_lines(Path("store")) == []
-
-
-def test_language(corpus: Path, make_recipe: Make) -> None:
     pytest.importorskip("py3langid")
     english = "The committee will discuss the new proposal tomorrow."
     german = "Der Ausschuss wird morgen über den Vorschlag reden."
@@ -155,15 +152,10 @@ def test_language_is_refused(corpus: Path, make_recipe: Make, monkeypatch: pytes
         prepared(recipe, corpus)
 
 
-def test_nothing_left_is_told(corpus: Path, make_recipe: Make) -> None:
+def test_nothing_left_and_firsts_of_duplicates(corpus: Path, make_recipe: Make) -> None:
     message = r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
     with pytest.raises(InputError, match=message):
         prepared(make_recipe(filters={"min_words": 90}, subwords={"type": "words"}), corpus)
-
-
-def test_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicates(
-    corpus: Path, make_recipe: Make
-) -> None:
     first = [("ba de", "li " * 20), ("ba de", "mo nu"), ("ba de", "mo ra"), ("", "mo"), ("", "nu")]
     write_pairs(corpus, "train", [*first, *made_up_pairs(20)])
     filters = {"max_length_ratio": 3.0, "duplicates": "source"}

@@ -34,11 +34,11 @@ def mixture(firsts: list[int], pairs: int, **settings: Any) -> Mixture:
     return Mixture(Mixing.model_validate(settings), firsts, pairs, 3, list("abc"))
 
 
-def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
-    mixed, again = (
-        mixture([0, 10], 17, weights=[[1, 2], [3, 0]], epochs=[5], epoch_pairs=16) for _ in range(2)
-    )
-    assert [mixed.counts(epoch) for epoch in (0, 4, 5, 99)] == [[5, 11], [5, 11], [16, 0], [16, 0]]
+def test_shares_are_exact_and_every_pair_comes_first() -> None:
+    stages = {"weights": [[1, 2], [3, 0], [1, 1]], "epochs": [5, 2]}
+    mixed, again = (mixture([0, 10], 17, **stages, epoch_pairs=16) for _ in range(2))
+    counts = [[5, 11], [5, 11], [16, 0], [16, 0], [8, 8], [8, 8]]
+    assert [mixed.counts(epoch) for epoch in (0, 4, 5, 6, 7, 99)] == counts
     seen = [mixed.pairs(epoch).tolist() for epoch in range(9)]
     assert all(len(epoch) == 16 for epoch in seen)
     for first, end in ((0, 10), (10, 17)):
@@ -209,7 +209,9 @@ def test_what_cannot_be_written_is_unknown_on_both_sides(run: Prepare) -> None:
             assert all(UNK in row.tolist() for row in side)
 
 
-def test_without_weights_every_pair_comes_once_an_epoch_and_validation_has_no_tag(run: Prepare) -> None:
+def test_epochs_without_weights_and_what_each_noise_does(
+    run: Prepare,
+) -> None:
     recipe, prepared = run(noise=ALL_NOISE)
     stream = training_batches(recipe, prepared)
     for _ in range(2):
@@ -218,9 +220,6 @@ def test_without_weights_every_pair_comes_once_an_epoch_and_validation_has_no_ta
     tag = prepared.vocabularies.source.encode("<BT>")[0]
     assert all(prepared.train.pair(index)[0][0] == tag for index in range(200, 260))
     assert not any(tag in prepared.valid.pair(index)[0] for index in range(len(prepared.valid)))
-
-
-def test_what_each_noise_does() -> None:
     assert len(set(noises._EMOJI)) == len(noises._EMOJI) == 40
     assert not any(sign.isalnum() or sign.isspace() for sign in noises._EMOJI)
     draw = np.random.Generator(np.random.PCG64(5))
@@ -228,13 +227,13 @@ def test_what_each_noise_does() -> None:
     assert changed_text(TITLE, "it's a  dOg", "ein Hund", draw) == ("It's A  DOg", "Ein Hund")
     source, target = changed_text(EMOJI, "a dog", "ein Hund", draw)
     assert set(source.split()) - {"a", "dog"} == set(target.split()) - {"ein", "Hund"} != set()
-    places = set()
+    places = []
     for seed in range(20):
         pair = changed_text(EMOJI, "a dog", "ein Hund", np.random.Generator(np.random.PCG64(seed)))
         first, last = ({text.split(" ")[end] for text in pair} for end in (0, -1))
         assert min(len(first), len(last)) == 1, "the same one, on the same end of both sides"
-        places.add(len(first))
-    assert places == {1, 2}
+        places.append(len(first))
+    assert 10 < places.count(2) < 20, "at the end of three of four"
     source, target = changed_text(MARKUP, "a dog", "ein Hund", draw)
     begin, end = source.split("a dog")
     assert target == f"{begin}ein Hund{end}"
@@ -270,7 +269,7 @@ def test_pairs_whose_noise_does_not_fit_a_shape_get_none() -> None:
     assert epochs.epoch.kinds.tolist() == [2, 2, 2, 2], "each epoch for itself"
 
 
-def test_typing_errors() -> None:
+def test_typing_errors_and_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Prepare) -> None:
     text = "the committee will meet again tomorrow morning, and an old dog is in it"
     results = {mistyped(text, np.random.Generator(np.random.PCG64(seed))) for seed in range(200)}
     lengths = Counter(len(result) - len(text) for result in results)
@@ -282,9 +281,6 @@ def test_typing_errors() -> None:
     long = mistyped(" ".join(["word"] * 32), np.random.default_rng(2)).split(" ")
     assert sum(word != "word" for word in long) == 3, "one in ten"
     assert mistyped("an ok 12 ...", np.random.default_rng(1)) == "an ok 12 ..."
-
-
-def test_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Prepare) -> None:
     recipe, prepared = run(subwords={"type": "words", "source": 12})
     maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, recipe.pairs.tags, prepared.train)
     pairs = prepared.train.gather(np.arange(260))

@@ -112,7 +112,7 @@ def check_rows(vocabularies: Vocabularies, batch: Batch) -> None:
         check(vocabularies, row[: length - 1])
 
 
-def test_numbers_there_and_back() -> None:
+def test_numbers_there_and_back_in_the_types_of_the_store() -> None:
     sizes = (11, 5, 7)
     parts = [torch.randint(0, size, (3, 4)) for size in sizes]
     whole = joined_ids(parts[0], parts[1:], sizes)
@@ -126,6 +126,10 @@ def test_numbers_there_and_back() -> None:
     large = WordVocabulary([str(number) for number in range(3000)])
     with pytest.raises(InputError, match=r"data\.source_factors: vocabularies of .* are too large together"):
         count_of_ids(Vocabularies(large, large, (large,) * 5))
+    fewer, nine_bits = (WordVocabulary([*SPECIAL_TOKENS, *map(str, range(count))]) for count in (507, 508))
+    assert count_of_ids(Vocabularies(fewer, large, (nine_bits,) * 6)) == 511 << 54
+    with pytest.raises(InputError, match="too large together"):
+        count_of_ids(Vocabularies(nine_bits, large, (nine_bits,) * 6))
 
 
 @pytest.mark.parametrize("subwords", [SUBWORDS, WHOLE], ids=["bpe", "words"])
@@ -146,12 +150,23 @@ def test_every_token_has_the_factors_of_its_word(make_recipe: MakeRecipe, text: 
         assert not any(row[length:])
 
 
-def test_unknown_words_are_counted_without_their_factors(make_recipe: MakeRecipe) -> None:
+def test_unknown_words_and_examples_of_many_factors(
+    make_recipe: MakeRecipe,
+) -> None:
     prepared = prepared_of(make_recipe("data.subwords={type: words, source: 9, target: 50}"))
     known = {*prepared.vocabularies.source.tokens(range(prepared.vocabularies.source.size))}
     words = [word for row in (*sentences(60, 1), *sentences(40, 2)) for word in row]
     assert prepared.statistics["train"]["source_tokens"] == len(words)
     assert prepared.statistics["train"]["source_unknown"] == sum(word not in known for word in words) > 0
+    names = json.dumps([f"f{number}" for number in range(20)])
+    widths = f"model.source_factors_num_embed={[4] * 20}"
+    recipe = load_recipe("multi30k", [f"data.source_factors={names}", widths])
+    source, target, *factors = vocabulary_sizes(recipe)
+    batch = TranslationTask(recipe, source, target, factor_sizes=tuple(factors)).example(Shape(3, 4, 5))
+    assert int(batch.source.min()) >= 0
+    sizes = (source, *factors)
+    for part, size in zip(separate_ids(batch.source, sizes), sizes, strict=True):
+        assert 0 <= int(part.min()) <= int(part.max()) < size
 
 
 MIXED = "data.mixing={weights: [[1, 3]], epoch_pairs: 40}", "data.filters={min_words: 2, duplicates: pairs}"
@@ -170,7 +185,7 @@ def test_bpe_dropout_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe, 
     assert mixed or len(lengths) > len(prepared.train), "cuts change"
 
 
-def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
+def test_files_and_keys_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
     places = {"more": (sentences(40, 2)[3], 4), "test": (sentences(5, 4)[0], 1), "train": ([], 1)}
     for name, change, message in (
         (
@@ -193,9 +208,6 @@ def test_a_file_that_does_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
         with pytest.raises(InputError, match=re.escape(message.format(text, counted))):
             prepared_of(make_recipe(WHOLE))
         file.write_text(before)
-
-
-def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, text: Path) -> None:
     (text / "more.len").unlink()
     with pytest.raises(InputError, match=r"more\.len not found"):
         prepared_of(make_recipe(WHOLE))
@@ -203,9 +215,6 @@ def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, 
     (text / "train.tmx").write_text("<tmx/>")
     with pytest.raises(InputError, match=r"train\.tmx: data\.source_factors needs a line-based corpus"):
         prepared_of(make_recipe(WHOLE))
-
-
-def test_what_does_not_go_together(make_recipe: MakeRecipe) -> None:
     for override, message in {
         "model.source_factors_num_embed=[2]": "data.source_factors has 2 entries but "
         "model.source_factors_num_embed has 1",
@@ -356,6 +365,7 @@ def test_the_most_probable_come_first(links: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lexicon, "_LINKS", links)
     found = learn_lexicon(PAIRS, SIZES, keep=3, iterations=4)
     assert found.shape == (7, 3)
+    assert learn_lexicon([([5], [7, 6])], (6, 8), 2)[5].tolist() == [6, 7], "equal ones by number"
     expected = naive(4)
     for source in range(7):
         row = expected.get(source, {})

@@ -49,7 +49,7 @@ def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return learn(tmp_path_factory.mktemp("joint"), type=request.param, size=120)
 
 
-def test_ids_of_the_special_tokens(joint: Vocabularies) -> None:
+def test_text_and_ids_there_and_back(joint: Vocabularies) -> None:
     assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
     assert tuple(joint.source.tokens([PAD, UNK, BOS, EOS])) == SPECIAL_TOKENS
     assert joint.source is joint.target
@@ -57,9 +57,6 @@ def test_ids_of_the_special_tokens(joint: Vocabularies) -> None:
     texts = [text for pair in PAIRS[:3] for text in pair] + ["", "unseen 漢"]
     assert joint.source.encode_many(texts) == [joint.source.encode(text) for text in texts]
     assert joint.source.encode_many([]) == []
-
-
-def test_composed_and_decomposed_spellings_are_one(joint: Vocabularies) -> None:
     composed = unicodedata.normalize("NFC", PAIRS[2][1])
     decomposed = unicodedata.normalize("NFD", composed)
     assert composed != decomposed

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from econmt.config.recipe import parse_recipe
+from econmt.data.batching import text_batches
 from econmt.data.batching.store import open_prepared, prepare
 from econmt.data.batching.text_batches import TextBatch, TextBatches, whole_text
 from econmt.data.batching.token_store import TokenStore
@@ -109,7 +110,7 @@ def test_rows_first_read_what_stands_before_them(store: TokenStore, rows: int, c
     assert carries[1:, 1:].all()
 
 
-def test_a_stream_goes_on_where_it_stood(store: TokenStore) -> None:
+def test_streams_go_on_and_jittered_windows_differ(store: TokenStore, tmp_path: Path) -> None:
     whole = TextBatches(store, 2, 5, jitter=True, seed=3)
     for _ in range(40):
         batch = next(whole)
@@ -119,9 +120,6 @@ def test_a_stream_goes_on_where_it_stood(store: TokenStore) -> None:
         resumed.load_state_dict(whole.state_dict())
         assert resumed.state_dict() == whole.state_dict()
         assert torch.equal(next(resumed).targets, next(whole).targets)
-
-
-def test_jittered_windows_differ_from_epoch_to_epoch_and_are_few(tmp_path: Path) -> None:
     (tmp_path / "ptb.train.txt").write_text("a b c d e f g h\n" * 400)
     for split in ("valid", "test"):
         (tmp_path / f"ptb.{split}.txt").write_text("a b\n")
@@ -138,9 +136,13 @@ def test_jittered_windows_differ_from_epoch_to_epoch_and_are_few(tmp_path: Path)
     longest = batches.worst_batch()
     assert longest.inputs.shape[1] == 40
     assert {shape.target for shape in batches.shapes()} >= {40}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_batches, "JITTER", 100)
+        wide = TextBatches(batches._text.store, 4, 20, jitter=True)
+        assert max(next(wide).inputs.shape[1] for _ in range(9)) == 40
 
 
-def test_parts_of_a_batch_and_shares_of_ranks_keep_their_rows(store: TokenStore) -> None:
+def test_rows_stay_in_parts_and_shares_and_know_their_line(store: TokenStore, tmp_path: Path) -> None:
     whole = next(TextBatches(store, 3, 4))
     shares = [whole.share(rank, 2) for rank in range(2)]
     assert torch.equal(shares[0].targets, whole.targets[:2])

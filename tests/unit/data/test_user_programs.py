@@ -112,7 +112,7 @@ def test_endless_output_is_ended(monkeypatch: pytest.MonkeyPatch, held: Callable
     assert (len(b"\n".join(lines)), code, said) == (99_999, 0, "end")
 
 
-def test_what_a_program_leaves_running_is_not_waited_for(held: Callable[[], bool]) -> None:
+def test_nothing_left_running_is_waited_for_and_all_stops(held: Callable[[], bool]) -> None:
     """Another process holds its standard output and error."""
     assert run("sleep 1000 3>$HELD & echo a", [], keep_errors=True) == ([b"a"], 0, "")
     assert held(), "what the program has started ends with it"

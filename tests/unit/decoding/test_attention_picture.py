@@ -40,7 +40,7 @@ def darkest(image: np.ndarray) -> tuple[float, float]:
     return float(rows.mean() / image.shape[0]), float(columns.mean() / image.shape[1])
 
 
-def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path: Path) -> None:
+def test_what_a_picture_shows_in_which_fonts(tmp_path: Path) -> None:
     corner, right, below = (torch.zeros(4, 4) for _ in range(3))
     corner[0, 0], right[0, 3], below[3, 0] = 1.0, 1.0, 1.0
     places = [darkest(drawn(attention, tmp_path / "a.png")) for attention in (corner, right, below)]
@@ -48,27 +48,15 @@ def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path: Path) -> Non
     assert places[1][1] > places[0][1] + 0.3
     assert places[2][1] == pytest.approx(places[0][1], abs=0.01)
     assert places[2][0] > places[0][0] + 0.3
-
-
-def test_end_of_sentence_may_be_there_or_not(tmp_path: Path) -> None:
     for shape in ((3, 3), (4, 3), (4, 4)):
         assert drawn(torch.full(shape, 0.25), tmp_path / "a.png").size > 0
-
-
-def test_a_matrix_of_another_sentence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\(3, 5\) does not fit 3 source tokens"):
         draw_attention(torch.zeros(3, 5), SOURCE, TARGET, tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"\(2, 3\) does not fit 3 target tokens"):
         draw_attention(torch.zeros(2, 3), SOURCE, TARGET, tmp_path / "a.png")
-
-
-def test_the_sign_for_a_space_can_be_read_and_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
     assert token_label("\u2581zwanzig") == "\u2423zwanzig"
     draw_attention(torch.zeros(1, 1), ["$"], ["$x_$"], tmp_path / "a.png")
     assert pixels(tmp_path / "a.png").size > 0
-
-
-def test_another_font_is_found_for_letters_that_the_usual_one_lacks() -> None:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     usual = get_font(findfont(FontProperties())).get_charmap()
@@ -103,22 +91,16 @@ def seeing(places: list[int], width: int) -> Tensor:
     return torch.eye(width)[[*places, width - 1]]
 
 
-def test_words_are_paired_with_those_that_they_see() -> None:
+def test_words_are_paired_with_what_they_see_and_copied(subwords: Vocabularies) -> None:
     both = Vocabularies(WORDS, WORDS)
     pairs = hard_alignment(seeing([2, 0, 0], 4), ["a", "b", "c"], ["x", "y", "z"], both)
     assert pairs == [(2, 0), (0, 1), (0, 2)]
     # A word never has the end of the source for a partner.
     assert hard_alignment(torch.tensor([[0.1, 0.9], [0.0, 1.0]]), ["a"], ["x"], both) == [(0, 0)]
     assert hard_alignment(torch.ones(1, 3), ["a", "b"], [], both) == []
-
-
-def test_subwords_are_paired_by_their_words(subwords: Vocabularies) -> None:
     source, target = ["▁Hun", "d", "▁und", "▁", "X"], ["▁", "▁do", "g", "▁an", "d", "▁"]
     pairs = hard_alignment(seeing([0, 1, 0, 2, 3, 4], 6), source, target, subwords)
     assert pairs == [(0, 0), (1, 1), (2, 1)]
-
-
-def test_unknown_words_are_copied() -> None:
     options = SearchOptions(beam_size=2, replace_unk=True)
     made = Translator([Copying()], Vocabularies(WORDS, WORDS), options)
     (found,) = made.translate(["ein  Wombat läuft ☃"])
@@ -129,9 +111,6 @@ def test_unknown_words_are_copied() -> None:
         ["ein Wombat"]
     )
     assert plain.text == "ein <unk>"
-
-
-def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> None:
     text = "ein Hund☃ läuft"
     source = subwords.source.encode(text)
     unknown = source.index(UNK)
@@ -140,6 +119,9 @@ def test_unknown_characters_are_copied_from_subwords(subwords: Vocabularies) -> 
     tokens = copied(attention, ids, subwords.target.tokens(ids), text, subwords)
     assert tokens == ["▁ein", "☃"]
     assert subwords.target.joined(tokens) == "ein☃"
+    assert copied(seeing([1], 2), [UNK], ["<unk>"], text, subwords) == ["ein"], (
+        "the end is no word of a cut source"
+    )
     # What the source vocabulary knows is copied as a word; U+2581 is a space.
     last = seeing([0, len(source) - 1], len(source) + 1)
     for spaced in (text, text.replace(" ", "▁")):

@@ -89,13 +89,22 @@ def test_what_is_ruled_out_is_what_would_write_a_phrase(phrases: list[str]) -> N
     assert min(seen.values()) > 10
 
 
-def test_words_are_ruled_out_at_once() -> None:
+def test_words_are_ruled_out_at_once_and_no_n_gram_comes_twice() -> None:
     spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b", "ab"]))
     avoidance = Avoidance(["b a"], spelling)
     reached = avoidance.after(START, 5)
     assert avoidance.moves(reached).masked.tolist() == [4]
     assert avoidance.moves(reached).risky.tolist() == []
     assert avoidance.moves(avoidance.after(START, 6)).masked.tolist() == []
+    for width in (1, 2, 3):
+        model, free = ToyModel(1, end_bias=-4.0), [DecodingConstraints()] * 4
+        options = {"nbest_size": 3, "block_ngram_repeat": width}
+        found = search(model, range(4), 12, constraints=free, beam_size=3, **options)
+        for hypotheses in found:
+            assert hypotheses
+            assert not any(repeats(hypothesis.ids, width) for hypothesis in hypotheses)
+        plain = search(model, range(4), 12, beam_size=3)
+        assert any(repeats(hypotheses[0].ids, width) for hypotheses in plain)
 
 
 @pytest.mark.parametrize("vocabulary", [WordVocabulary([*SPECIAL_TOKENS, "a", "b"]), VOCABULARY])
@@ -111,12 +120,10 @@ def test_the_token_of_unknown_words_can_be_avoided(vocabulary: WordVocabulary | 
     assert UNK not in Avoidance(["a b"], Spelling(vocabulary)).moves(START).masked.tolist()
 
 
-def test_units_are_words_and_signs() -> None:
+def test_units_are_words_and_signs_and_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     assert units("Ein  Hund-Haus, 12%") == ["Ein", "Hund", "-", "Haus", ",", "12", "%"]
     assert units("我是Kim。") == ["我", "是", "Kim", "。"]
 
-
-def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
     class Alike(ToyModel):
         """The avoided word is by far the most probable one, and hardly ever goes on."""
 
@@ -171,18 +178,6 @@ def test_an_avoided_phrase_is_written_only_if_no_translation_has_ended(
     options = {"joins": spelling.joins, "beam_size": 2, "nbest_size": 2}
     (found,) = search(Model(), [0], 6, constraints=[wish], **options)
     assert [hypothesis.ids for hypothesis in found] == expected
-
-
-def test_no_n_gram_comes_twice() -> None:
-    for width in (1, 2, 3):
-        model, free = ToyModel(1, end_bias=-4.0), [DecodingConstraints()] * 4
-        options = {"nbest_size": 3, "block_ngram_repeat": width}
-        found = search(model, range(4), 12, constraints=free, beam_size=3, **options)
-        for hypotheses in found:
-            assert hypotheses
-            assert not any(repeats(hypothesis.ids, width) for hypothesis in hypotheses)
-        plain = search(model, range(4), 12, beam_size=3)
-        assert any(repeats(hypotheses[0].ids, width) for hypotheses in plain)
 
 
 def repeats(ids: Sequence[int], width: int) -> bool:
@@ -278,22 +273,25 @@ def test_a_term_stands_for_the_words_that_it_translates(beam_size: int) -> None:
     assert beam_size > 1 or anchored((TERM, ()), beam_size=1)[0].ids != [10, 8, 9, 12, 13], "without a place"
 
 
-def test_a_term_does_not_begin_with_less_than_half_of_the_attention() -> None:
+def test_when_a_term_begins_and_log_probabilities_are_those_of_the_model_and_scores_are_not() -> None:
     assert anchored((TERM, (1,)), model=Aligned(0.4), beam_size=1)[0].ids == [10, 11, 12, 13, 8, 9]
     for half in (0.5, 0.6):
         assert anchored((TERM, (1,)), model=Aligned(half), beam_size=1)[0].ids == [10, 8, 9, 12, 13]
-
-
-def test_a_word_that_is_translated_otherwise_is_not_translated_again() -> None:
     """The attention returns to word 1 at the end."""
     model = Aligned(0.95, seen={3: 1})
     for found in anchored((TERM, (1,)), model=model, beam_size=6, nbest_size=6, limit=8):
         assert found.ids[1:3] == [8, 9]
-
-
-def test_the_longest_output_leaves_room_for_a_term() -> None:
     for found in anchored((TERM, (3,)), limit=3, beam_size=3, nbest_size=3):
         assert found.ids[:2] == [8, 9] or found.ids[1:] == [8, 9]
+    model = Aligned()
+    found = anchored((TERM, (1,)), model=model, beam_size=5, length_penalty_alpha=1.0)[0]
+    assert found.log_probability == pytest.approx(model.log_probability(0, tuple(found.ids)), abs=1e-4)
+    given = float(model.table(0, 3 * 17 + 11)[8] + model.table(0, (3 * 17 + 11) * 17 + 9)[9])
+    # The attention of the three other words and of the end, which is 0.1 over the other four positions.
+    costs = 4 * 0.1 / 4
+    rest = found.log_probability - given - costs
+    # Six tokens with the end, and as many in a usual translation: five of the source, and one more of the term.
+    assert found.score == pytest.approx(rest / 6 + given / 6, abs=1e-4)
 
 
 @pytest.mark.parametrize("beam_size", [1, 5])
@@ -309,25 +307,10 @@ def test_a_word_that_only_begins_like_a_term_does_not_count() -> None:
     assert anchored((Phrase((11, 14), False), (1,)), beam_size=5)[0].ids[:3] == [10, 11, 14]
 
 
-def test_log_probabilities_are_those_of_the_model_and_scores_are_not() -> None:
-    model = Aligned()
-    found = anchored((TERM, (1,)), model=model, beam_size=5, length_penalty_alpha=1.0)[0]
-    assert found.log_probability == pytest.approx(model.log_probability(0, tuple(found.ids)), abs=1e-4)
-    given = float(model.table(0, 3 * 17 + 11)[8] + model.table(0, (3 * 17 + 11) * 17 + 9)[9])
-    # The attention of the three other words and of the end, which is 0.1 over the other four positions.
-    costs = 4 * 0.1 / 4
-    rest = found.log_probability - given - costs
-    # Six tokens with the end, and as many in a usual translation: five of the source, and one more of the term.
-    assert found.score == pytest.approx(rest / 6 + given / 6, abs=1e-4)
-
-
-def test_an_improbable_term_does_not_make_long_translations_better() -> None:
+def test_improbable_terms_and_anchors_of_ensembles() -> None:
     """The cost of the term, shared by more tokens, would outweigh a second translation of the source."""
     found = anchored((TERM, (1,)), model=Aligned(0.6), limit=40, beam_size=8, nbest_size=8)
     assert found[0].ids == [10, 8, 9, 12, 13]
     assert len(found[0].ids) == min(len(each.ids) for each in found)
-
-
-def test_ensembles_have_anchors() -> None:
     model = Ensemble([Aligned(), Aligned(0.7)], "linear")
     assert anchored((TERM, (1,)), model=model, beam_size=3)[0].ids == [10, 8, 9, 12, 13]

@@ -129,7 +129,7 @@ def test_what_remains_is_the_least_number_of_tokens() -> None:
                 assert remaining == least, (wished.phrases, ids)
 
 
-def test_many_phrases_that_overlap_do_not_take_exponential_time() -> None:
+def test_phrases_that_overlap_and_tables_of_the_automaton() -> None:
     pairs = [(4 + 2 * number, 5 + 2 * number) for number in range(40)]
     phrases = [Phrase(ids, False) for pair in pairs for ids in (pair, pair[::-1])]
     sentence = Phrases(phrases, [False] * 90)
@@ -143,9 +143,6 @@ def test_many_phrases_that_overlap_do_not_take_exponential_time() -> None:
         for token in (one, other, one, other, 3):
             progress = sentence.after(progress, token)
     assert sentence.remaining(progress) == 0
-
-
-def test_tables_say_what_the_automaton_does() -> None:
     sentence_constraints = random_wishes(4, 5)
     sentences = [Phrases(each.phrases, JOINS.tolist()) for each in sentence_constraints]
     automata = Automata(sentences, JOINS)
@@ -221,7 +218,7 @@ def test_terms_may_begin_anywhere_where_a_row_would_end_or_has_no_room() -> None
         assert found.int().tolist() == list(expected)
 
 
-def test_terms_are_paid_for_as_in_a_translation_of_the_usual_length() -> None:
+def test_what_terms_cost_and_which_places_they_get() -> None:
     """Unless the translation is shorter than that."""
     control = ConstrainedContinuations([constraints((4,))] * 2, JOINS, SearchOptions())
     control._anchors.any = True
@@ -229,9 +226,6 @@ def test_terms_are_paid_for_as_in_a_translation_of_the_usual_length() -> None:
     control._owners, control._usual_penalties = torch.tensor([0, 1, 1]), torch.tensor([2.0, 5.0])
     found = control.added(torch.tensor([1, 0, 2]), torch.tensor(3.0))
     assert found.tolist() == pytest.approx([0.0, -6.0 / 2.0 + 6.0 / 3.0, 0.0])
-
-
-def test_places_go_round_the_banks_and_what_one_cannot_fill_to_the_others() -> None:
     totals = torch.tensor([[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -torch.inf]])
     banks = torch.tensor([[0, 0, 0, 0, 1, 2, 2]])
     assert share_out(totals, banks, 3).tolist() == [[5, 4, 0]]

@@ -220,14 +220,11 @@ def test_each_mark_comes_once_and_nested(line: str, alignment: list[tuple[int, i
     assert "".join(TAG.sub("", found).split()) == "".join(plain.split())
 
 
-def test_any_number_of_marks() -> None:
+def test_any_number_of_marks_and_long_lines_and_lines_through_a_translator() -> None:
     line = "<b>" * 3000 + "x" + "</b>" * 3000
     assert translated(line, "X", [(0, 0)])[0] == line.replace("x", "X")
     assert translated(f"y {line} y", "Y X Y", [(i, i) for i in range(3)])[0].count("<b>") == 3000
     assert sentence("<!--" * 50_000).text == "<!--" * 50_000
-
-
-def test_long_lines_are_no_work_for_minutes() -> None:
     signs = f"{{a}} a{'-' * 100_000}b"
     assert [len(unit.text) for unit in sentence(f"b {signs}").units] == [1, 100_002]
     line = f"a {{a}} {'-' * 100_000}"
@@ -235,21 +232,6 @@ def test_long_lines_are_no_work_for_minutes() -> None:
     found, _ = put_back(sentence("<b>x</b> " * 6000), " ".join("X" * 1000), [(i, i) for i in range(1000)])
     assert found.count("<b>X</b>") == 1000
     assert found.count("<b></b>") == 5000
-
-
-@pytest.mark.parametrize("way", ["cut", "skip"])
-def test_tags_of_long_lines_are_kept(way: Literal["cut", "skip"]) -> None:
-    words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
-    told: list[str] = []
-    options = SearchOptions(beam_size=1, markup=True, max_input_length=2, long_lines=way)
-    made = Translator([Copying()], Vocabularies(words, words), options, warn=told.append, divide=DIVIDE)
-    (found,) = made.translate(["<b>ein</b> " * 50])
-    assert found.text.count("<b>") == found.text.count("</b>") == 50
-    assert found.text.count("ein") == (2 if way == "cut" else 0)
-    assert "input:1: 199 characters, more than a source of 2 tokens may have" in told[0]
-
-
-def test_lines_through_a_translator() -> None:
     options = SearchOptions(beam_size=2, nbest_size=2, markup=True, restore_case=True)
     words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
     made = Translator([Copying()], Vocabularies(words, words), options, divide=DIVIDE)
@@ -262,3 +244,15 @@ def test_lines_through_a_translator() -> None:
     assert (alone.text, alone.hypotheses[0].alignment) == ("{a} ein <x/> Hund", [(1, 1), (3, 3)])
     with pytest.raises(ValueError, match="cannot be combined with markup"):
         SearchOptions(markup=True, attention=False)
+
+
+@pytest.mark.parametrize("way", ["cut", "skip"])
+def test_tags_of_long_lines_are_kept(way: Literal["cut", "skip"]) -> None:
+    words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
+    told: list[str] = []
+    options = SearchOptions(beam_size=1, markup=True, max_input_length=2, long_lines=way)
+    made = Translator([Copying()], Vocabularies(words, words), options, warn=told.append, divide=DIVIDE)
+    (found,) = made.translate(["<b>ein</b> " * 50])
+    assert found.text.count("<b>") == found.text.count("</b>") == 50
+    assert found.text.count("ein") == (2 if way == "cut" else 0)
+    assert "input:1: 199 characters, more than a source of 2 tokens may have" in told[0]

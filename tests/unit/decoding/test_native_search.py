@@ -17,6 +17,7 @@ from econmt.decoding.search.native import has_native_search, native_search
 from econmt.decoding.search.shortlist import Restricted
 from econmt.model import IncrementalModel, TranslationModel
 from econmt_ops.backends import c as native
+from econmt_ops.backends.c.search import MOST_PLACES
 from tests.unit.decoding.test_real_model import COMBINATIONS, SIZE, SOURCES, VARIANTS, make_model
 from tests.unit.decoding.toy import assert_same
 
@@ -163,22 +164,12 @@ def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -
         assert all(bool(allowed[row, each.ids].all()) for each in best)
 
 
-def test_threads_share_the_sentences() -> None:
+def test_threads_share_the_sentences_and_what_watches_ends_it() -> None:
     model, options = IncrementalModel(make_model("additive")), SearchOptions(beam_size=3)
     alone = native_search(model, *BATCH, options)
     torch.set_num_threads(3)
     shared = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
     agree(shared, alone, 0.0)
-
-
-def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = SearchOptions(beam_size=3)
-    wanted = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
-    monkeypatch.setattr("econmt.model.inference.native.TABLE_BYTES", 0)
-    agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), wanted, 0.0)
-
-
-def test_what_watches_ends_it() -> None:
     looks: list[None] = []
 
     def poll() -> None:
@@ -190,6 +181,13 @@ def test_what_watches_ends_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         native_search(model, *BATCH, SearchOptions(beam_size=4), poll)
     assert len(looks) == 2
+
+
+def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SearchOptions(beam_size=3)
+    wanted = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
+    monkeypatch.setattr("econmt.model.inference.native.TABLE_BYTES", 0)
+    agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), wanted, 0.0)
 
 
 def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
@@ -212,22 +210,25 @@ def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
     agree(found, native_search(model, *BATCH, SearchOptions(beam_size=4)), 0.0)
 
 
-def test_no_sentence_is_no_search() -> None:
+def test_no_sentence_is_no_search_and_no_finite_number_no_translation_and_other_models_are_not_its() -> None:
     model = IncrementalModel(make_model("additive"))
     source, lengths, limits = BATCH
     assert native_search(model, source[:0], lengths[:0], limits[:0], SearchOptions()) == []
-
-
-def test_numbers_that_are_not_finite_give_no_translation() -> None:
     model = make_model("additive")
     with torch.no_grad():
         model.output.bias[9] = torch.nan
     assert native_search(IncrementalModel(model), *BATCH, SearchOptions()) == [[]] * len(SOURCES)
+    assert not has_native_search(IncrementalModel(make_model("qrnn")), SearchOptions())
+    model = make_model("additive")
+    assert not has_native_search(IncrementalModel(model.double()), SearchOptions())
+    with native.without():
+        assert not has_native_search(IncrementalModel(model.float()), SearchOptions())
 
 
 @pytest.mark.parametrize(
     "given",
     [
+        {"beam_size": MOST_PLACES + 1},
         {"beam_prune": 1.0},
         {"beam_search_stop": "first"},
         {"block_ngram_repeat": 2},
@@ -243,11 +244,4 @@ def test_numbers_that_are_not_finite_give_no_translation() -> None:
 def test_other_searches_are_not_its(given: dict[str, Any]) -> None:
     model = IncrementalModel(make_model("additive"))
     assert not has_native_search(model, SearchOptions(**given))
-
-
-def test_other_models_are_not_its() -> None:
-    assert not has_native_search(IncrementalModel(make_model("qrnn")), SearchOptions())
-    model = make_model("additive")
-    assert not has_native_search(IncrementalModel(model.double()), SearchOptions())
-    with native.without():
-        assert not has_native_search(IncrementalModel(model.float()), SearchOptions())
+    assert has_native_search(model, SearchOptions(beam_size=MOST_PLACES))

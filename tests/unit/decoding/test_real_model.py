@@ -112,7 +112,7 @@ def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: st
             torch.testing.assert_close(hypothesis.attention.sum(dim=1), torch.ones(len(hypothesis.ids) + 1))
 
 
-def test_coverage_is_of_the_attention_of_hypotheses() -> None:
+def test_coverage_sums_and_inputs_that_stay() -> None:
     options = SearchOptions(beam_size=4, nbest_size=4, coverage_penalty_weight=0.3)
     model = IncrementalModel(make_model("additive"))
     limits = torch.tensor([9, 9, 1, 9])  # the longest sentence is done first
@@ -123,6 +123,18 @@ def test_coverage_is_of_the_attention_of_hypotheses() -> None:
             expected = hypothesis.log_probability / (len(hypothesis.ids) + 1)
             expected += 0.3 * float(seen.clamp(max=1.0).log().sum())
             assert hypothesis.score == pytest.approx(expected, abs=1e-5)
+    # In float32 the small number is lost beside the large one, and in bfloat16 almost everything is.
+    values = [1e8, 1.0, -1e8, 1.0]
+    found = average_tensors([(str(i), {"a": torch.tensor([v])}) for i, v in enumerate(values)])
+    assert found["a"].tolist() == [0.5]
+    lean = average_tensors(
+        [(str(i), {"a": torch.tensor([v], dtype=torch.bfloat16)}) for i, v in enumerate(values)]
+    )
+    assert lean["a"].tolist() == [0.5]
+    assert lean["a"].dtype == torch.bfloat16
+    tensor = torch.ones(2, dtype=torch.float64)
+    average_tensors([("f", {"a": tensor}), ("g", {"a": tensor * 3})])
+    assert tensor.tolist() == [1.0, 1.0]
 
 
 MODES: list[EnsembleMode] = ["linear", "log_linear"]
@@ -144,7 +156,7 @@ def test_search_finds_the_best_of_the_average(mode: EnsembleMode) -> None:
     assert_best(search(ensemble, range(4), **options), Average(), **options)
 
 
-def test_attention_is_averaged() -> None:
+def test_attention_is_averaged_and_one_model_needs_no_ensemble() -> None:
     class Steady(ToyModel):
         def __init__(self, weights: list[float]) -> None:
             super().__init__(0)
@@ -157,32 +169,11 @@ def test_attention_is_averaged() -> None:
     ((best,),) = search(Ensemble([Steady([0.9, 0.1]), Steady([0.5, 0.5])], "linear"), [0], beam_size=1)
     assert best.attention is not None
     assert best.attention[0].tolist() == pytest.approx([0.7, 0.3])
-
-
-def test_one_model_needs_no_ensemble() -> None:
     model = ToyModel()
     assert as_one([model], "linear") is model
 
 
-def test_sums_are_float64() -> None:
-    # In float32 the small number is lost beside the large one, and in bfloat16 almost everything is.
-    values = [1e8, 1.0, -1e8, 1.0]
-    found = average_tensors([(str(i), {"a": torch.tensor([v])}) for i, v in enumerate(values)])
-    assert found["a"].tolist() == [0.5]
-    lean = average_tensors(
-        [(str(i), {"a": torch.tensor([v], dtype=torch.bfloat16)}) for i, v in enumerate(values)]
-    )
-    assert lean["a"].tolist() == [0.5]
-    assert lean["a"].dtype == torch.bfloat16
-
-
-def test_the_inputs_are_left_as_they_are() -> None:
-    tensor = torch.ones(2, dtype=torch.float64)
-    average_tensors([("f", {"a": tensor}), ("g", {"a": tensor * 3})])
-    assert tensor.tolist() == [1.0, 1.0]
-
-
-def test_other_shapes_or_names_are_refused_by_name() -> None:
+def test_other_shapes_or_names_are_refused_by_name_and_the_best_checkpoints_are_chosen_by_score() -> None:
     first = ("f", {"a": torch.zeros(2)})
     with pytest.raises(InputError, match=r"g: parameter 'a' has shape \(3,\), in f it has \(2,\)"):
         average_tensors([first, ("g", {"a": torch.zeros(3)})])
@@ -190,9 +181,6 @@ def test_other_shapes_or_names_are_refused_by_name() -> None:
         average_tensors([first, ("g", {"a": torch.zeros(2), "b": torch.zeros(1)})])
     with pytest.raises(InputError, match="g: parameter 'a' is not in both"):
         average_tensors([first, ("g", {})])
-
-
-def test_the_best_checkpoints_are_chosen_by_score() -> None:
     scores = {1: 3.0, 2: 9.0, 3: float("nan"), 4: 5.0, 5: 9.0}
     assert choose_checkpoints([1, 2, 3, 4, 5, 6], scores, 2) == [2, 5]
     assert choose_checkpoints([5, 4, 2], scores, 1) == [2], "the first of equal ones"

@@ -71,6 +71,11 @@ def test_what_cannot_be_used_names_its_line_and_field(line: str, words: str) -> 
     assert len(told) < 400
 
 
+@pytest.mark.parametrize("value", ["null", "[]", '""'])
+def test_fields_that_say_nothing_are_no_matter(value: str) -> None:
+    assert read_request(f'{{"text": "a", "restrict_lexicon": {value}}}', "x:7").text == "a"
+
+
 @pytest.mark.parametrize("text", ["漢字", "漢", "漢 Hund", "\u2581", "カ"])
 def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocabularies, text: str) -> None:
     sentence_constraints = ConstraintCompiler(subwords.target)
@@ -79,7 +84,9 @@ def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocab
             sentence_constraints.of(request, "line 1")
 
 
-def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> None:
+def test_phrases_are_cut_as_in_a_sentence(
+    subwords: Vocabularies,
+) -> None:
     target = subwords.target
     spelling = Spelling(target)
     for phrase in ("Hund", "ein Hund", "Mann und", "  Haus "):
@@ -91,9 +98,6 @@ def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> 
         assert not spelling.ends_word(phrase)
     assert not spelling.ends_word("läuft.")
     assert UNK in spelling.encode("Hund☃")
-
-
-def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
     target = subwords.target
     sentence_constraints = ConstraintCompiler(target, (), Glossary({"dog": "Hund"}))
     assert sentence_constraints.of(Request("a cat"), "x:1") == DecodingConstraints()
@@ -103,9 +107,12 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
         Phrase(tuple(target.encode("ein Haus")), True),
     )
     assert constraints.prefix == tuple(target.encode("der"))
+    both = ConstraintCompiler(target, ["Mann"]).of(Request("a", avoid=["Haus"]), "x:1").avoidances
+    found = [any(each.is_in(target.encode(word)) for each in both) for word in ("Mann", "Haus", "Hund")]
+    assert found == [True, True, False]
 
 
-def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies) -> None:
+def test_wishes_that_cannot_be_had_and_words_that_are_whole(subwords: Vocabularies) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Mann"])
     lacks = "x:1: the constraint 'Hund☃' has characters or words that the target vocabulary lacks"
     holds = "contains an avoided phrase"
@@ -120,9 +127,6 @@ def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies) -> None:
         with pytest.raises(InputError, match="x:1") as caught:
             compiler.of(request, "x:1")
         assert words in caught.value.lines[0]
-
-
-def test_a_term_that_cannot_be_written_is_not_called_a_constraint(subwords: Vocabularies) -> None:
     unwritable = Glossary({"dog": "Hund☃"})
     with pytest.raises(InputError, match="glossary: dog = Hund☃ has characters"):
         ConstraintCompiler(subwords.target, (), unwritable)
@@ -133,15 +137,9 @@ def test_a_term_that_cannot_be_written_is_not_called_a_constraint(subwords: Voca
         compiler.of(Request("a dog", ["ein Haus"], glossary=unwritable), "x:1")
     with pytest.raises(InputError, match="x:1: the constraint 'Haus☃' has characters"):
         compiler.of(Request("a cat", ["Haus☃"]), "x:1")
-
-
-def test_a_longer_word_is_not_the_avoided_one(subwords: Vocabularies) -> None:
     compiler = ConstraintCompiler(subwords.target, ["Hund"])
     assert compiler.of(Request("a", ["Hunde"]), "x:1").phrases
     assert compiler.of(Request("a", target_prefix="ein Hund"), "x:1").prefix
-
-
-def test_words_are_whole_in_a_vocabulary_of_words() -> None:
     spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund"]))
     assert spelling.encode("ein Hund") == (4, 5)
     assert not spelling.ends_word("Hund")
@@ -153,16 +151,13 @@ def targets(glossary: Glossary, text: str) -> list[str]:
     return [each.target for each in glossary.occurrences(text)]
 
 
-def test_terms_may_be_separated_by_a_tab_an_equals_sign_or_commas() -> None:
+def test_terms_are_separated_and_found_whole() -> None:
     lines = ["# a comment = no term", "", "dog\tHund = gut", "cat = Katze, klein", " E = mc = Formel"]
     lines += ["hot dog, Wurst ", '"yes, please","ja, ""bitte"""', 'say "no",nein']
     assert len(parse_glossary(lines, "terms").terms) == 6
     found = targets(parse_glossary(lines, "terms"), 'Dog! E cat yes, please say "no", hot dog')
     assert found == ["Hund = gut", "mc = Formel", "Katze, klein", 'ja, "bitte"', "nein", "Wurst"]
     assert targets(parse_glossary(['"a = b", c'], "terms"), "a = b") == ["c"]
-
-
-def test_terms_are_found_whole_the_longest_first_and_as_often_as_they_are_there() -> None:
     glossary = Glossary({"dog": "Hund", "hot dog": "Wurst", "US": "USA", "us": "uns", "狗": "Hund"})
     assert targets(glossary, "A dog and a hot  dog, Dog-dog dogs.") == ["Hund", "Wurst", "Hund", "Hund"]
     assert targets(glossary, "US us Us") == ["USA", "uns", "uns"]
@@ -174,13 +169,10 @@ def test_terms_are_found_whole_the_longest_first_and_as_often_as_they_are_there(
     assert targets(glossary, "") == []
 
 
-def test_a_sentence_s_own_glossary_has_priority() -> None:
+def test_a_sentence_s_own_glossary_has_priority_and_files_of_terms_and_phrases(tmp_path: Path) -> None:
     own, general = Glossary({"dog": "Köter"}), Glossary({"hot dog": "Wurst", "dog": "Hund", "cat": "Katze"})
     assert [each.target for each in occurrences("cat, hot dog", [own, general])] == ["Katze", "Köter"]
     assert [each.target for each in occurrences("cat, hot dog", [general])] == ["Katze", "Wurst"]
-
-
-def test_files_of_terms_and_phrases(tmp_path: Path) -> None:
     (tmp_path / "terms").write_text("dog\tHund\n\n  hot dog \tWurst\ndog\tHund\n", encoding="utf-8")
     assert targets(read_glossary(tmp_path / "terms"), "hot dog dog") == ["Wurst", "Hund"]
     (tmp_path / "avoid").write_text("Hund\n\nder  Mann \nHund\n", encoding="utf-8")

@@ -163,7 +163,7 @@ def test_a_length_has_the_same_penalty_wherever_it_is_asked_for(alpha: float) ->
     assert [float(length_penalty(length, options)) for length in range(100)] == table.tolist()
 
 
-def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> None:
+def test_attention_of_steps_and_batches_that_shrink() -> None:
     model = ToyModel(4)
     assert search(model, [0], beam_size=2, attention=False)[0][0].attention is None
     for sentence, hypotheses in enumerate(
@@ -178,9 +178,6 @@ def test_attention_is_that_of_the_steps_that_made_the_tokens_or_left_out() -> No
                 )
                 expected.append(weights / weights.sum())
             torch.testing.assert_close(hypothesis.attention, torch.stack(expected))
-
-
-def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     model = ToyModel(end_bias=1.0)
     search(model, [0, 1, 2, 3, 4, 5], limit=12, beam_size=3)
     assert model.encoded == 1
@@ -189,8 +186,6 @@ def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     assert model.held[-1] <= 2
     assert all(4 * after <= 3 * before for before, after in pairwise(model.held) if after != before)
 
-
-def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> torch.Tensor:
             return torch.full((self.size,), torch.nan)

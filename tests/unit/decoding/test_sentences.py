@@ -165,7 +165,7 @@ def made(target: str = "de", **options: object) -> tuple[Translator, list[str]]:
 LINES = ["A dog. Mr. Smith runs! It is 3.5 m.", "", "A dog."]
 
 
-def test_lines_keep_their_sentences() -> None:
+def test_lines_keep_their_sentences_paragraphs_and_addresses() -> None:
     translator, said = made()
     done: list[int] = []
     found = translator.translate_chunk(LINES, 5, "text", done.append)
@@ -178,9 +178,6 @@ def test_lines_keep_their_sentences() -> None:
     assert said[0].startswith("text:5: 4 source tokens"), "of the line, not of the sentence"
     (found,) = made("zh")[0].translate([LINES[0]])
     assert found.text == "A dog.Mr. Smith runs!It is 3.5 m."
-
-
-def test_paragraphs_without_words_are_sentences_as_they_are_written() -> None:
     lines = ["\t1\t2\u00a0000 ", "https://x.org/a?b=1, tom@x.org", " - - - ", "A dog. 3.7 5. It is"]
     how = division(sentence_spans, "de")
     passage = plain_passage("\n".join(lines), how)
@@ -193,18 +190,12 @@ def test_paragraphs_without_words_are_sentences_as_they_are_written() -> None:
     )
     found = made()[0].translate(lines)
     assert [each.text for each in found] == [line.strip() for line in lines]
-
-
-def test_addresses_are_put_back_by_alignment() -> None:
     translator, _ = made()
     (found,) = translator.translate(["A https://x.org/a dog. It is tom@x.org m."])
     assert found.text == "A https://x.org/a dog. It is tom@x.org m."
     assert found.hypotheses[0].alignment == [(0, 0), (2, 2), (3, 3), (4, 4), (6, 6)]
     with pytest.raises(ValueError, match="cannot be combined with split_sentences"):
         SearchOptions(split_sentences=True, attention=False)
-
-
-def test_an_address_ends_a_word_only_between_letters() -> None:
     how = division(sentence_spans, "de")
     texts = ["见https://x.com/谢谢", "见https://x.com/。", "。https://x.com/谢谢"]
     found = [plain_passage(text, how).sentences for text in texts]
@@ -223,14 +214,11 @@ def test_a_line_is_cut_if_one_of_its_sentences_is(cut: tuple[bool, bool]) -> Non
     assert joined.hypotheses[0].cut == any(cut)
 
 
-def test_constraints_are_of_one_sentence() -> None:
+def test_constraints_are_of_one_sentence_and_tags_go_with_sentences() -> None:
     wish = Request("A dog.", avoid=["Smith"])
     assert made()[0].translate_chunk([wish])[0].text == "A dog."
     with pytest.raises(InputError, match="text:4: constraints belong to one sentence, and this line has 3"):
         made()[0].translate_chunk([Request("A"), wish._replace(text=LINES[0])], 3, "text")
-
-
-def test_tags_and_sentences_together() -> None:
     line = "<p>A <b>dog.</b> Mr. Smith <i>runs!</i></p><p><b>It is</b> 3.5 m.</p>"
     (found,) = made(markup=True, nbest_size=2)[0].translate([line])
     assert found.text == line

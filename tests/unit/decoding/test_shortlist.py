@@ -80,7 +80,7 @@ def test_only_listed_words_are_written_whatever_the_batch_holds(joint: bool) -> 
     assert torch.equal(shortlists.allowed(padded, [])[:1], shortlists.allowed(padded[:1, :2], []))
 
 
-def test_probabilities_are_those_over_the_listed_words() -> None:
+def test_probabilities_are_those_over_the_listed_words_and_what_is_wished_is_listed() -> None:
     model = make_model("additive")
     listed = table(4)
     (found,) = translator(Shortlists(listed, SIZE, 4, joint=False)).translate(["abc"])
@@ -94,9 +94,6 @@ def test_probabilities_are_those_over_the_listed_words() -> None:
     each = logits.masked_fill(~allowed, -torch.inf).log_softmax(1)
     expected = each[torch.arange(len(ids) + 1), [*ids, EOS]].sum()
     assert found.log_probability == pytest.approx(float(expected), abs=1e-4)
-
-
-def test_what_is_wished_is_listed() -> None:
     shortlists = Shortlists(table(2), SIZE, 2, joint=False)
     request = Request("abc", constraints=("qrs",), target_prefix="po")
     one, plain = translator(shortlists).translate([request, "abc"])
@@ -104,6 +101,10 @@ def test_what_is_wished_is_listed() -> None:
     assert "qrs" in one.text
     (alone,) = translator(shortlists).translate(["abc"])
     assert plain.text == alone.text
+    same = torch.full((2, 1), 4)
+    others = (~shortlists.allowed(same, [[], []])[0]).nonzero()[:2, 0].tolist()
+    allowed = shortlists.allowed(same, [others[:1], others[1:]])
+    assert allowed[:, others].tolist() == [[True, False], [False, True]], "each its own"
 
 
 def drawn(
@@ -138,7 +139,7 @@ def test_translations_come_as_often_as_they_are_probable() -> None:
         assert often / count == pytest.approx(expected, abs=4.5 * error)
 
 
-def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
+def test_log_probabilities_and_draws_depend_on_the_sentence() -> None:
     model = ToyModel(2)
     changed = {"min_output_length": 2, "ban_unk": True, "repetition_penalty": 2.0}
     for options in ({}, {"temperature": 3.0}, {"sample": 2}, changed):
@@ -148,14 +149,8 @@ def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
             expected = model.log_probability(0, tuple(hypothesis.ids))
             assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
             assert hypothesis.score == pytest.approx(expected / (len(hypothesis.ids) + 1), abs=1e-5)
-
-
-def test_the_least_length_moves_the_limit_of_draws() -> None:
     for found in drawn(ToyModel(1, end_bias=5.0), [0, 1, 2], nbest_size=3, min_output_length=6):
         assert [(len(each.ids), each.cut) for each in found] == [(6, True)] * 3
-
-
-def test_draws_depend_on_the_sentences_number_and_not_on_its_batch() -> None:
     together = all_ids(drawn(ToyModel(), [0, 1, 2], [10, 11, 12], nbest_size=6))
     assert all_ids(drawn(ToyModel(), [1], [11], nbest_size=6)) == [together[1]]
     assert all_ids(drawn(ToyModel(), [1], [99], nbest_size=6)) != [together[1]]
@@ -182,15 +177,12 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(top: int, temperature: f
     )
 
 
-def test_tokens_without_probability_are_never_drawn() -> None:
+def test_uniform_numbers_and_tokens_without_probability() -> None:
     log_probs = torch.tensor([[-torch.inf, math.log(0.5), -torch.inf, math.log(0.5), -torch.inf]]).repeat(
         3, 1
     )
     edges = torch.tensor([0.0, 0.5, 1.0 - 2.0**-24], dtype=torch.float64)
     assert draw(log_probs, edges, 0, 1.0).tolist() == [1, 3, 3]
-
-
-def test_uniform_numbers_are_uniform_and_independent_of_how_many_are_asked_for() -> None:
     numbers = uniform_numbers(7, 3, 50, 200)
     assert numbers.shape == (200, 50)
     assert float(numbers.min()) >= 0.0

@@ -83,7 +83,7 @@ def test_a_bad_line_is_named_after_those_before_it(tmp_path: Path, line: bytes, 
             next(chunks)
 
 
-def test_a_pipe_that_pauses_gives_what_it_has(
+def test_pauses_and_spaces(
     pipe: tuple[int, Callable[[bytes], None], Callable[[], None]],
 ) -> None:
     reader, write, close = pipe
@@ -96,9 +96,6 @@ def test_a_pipe_that_pauses_gives_what_it_has(
     close()
     assert next(chunks) == ["last"]
     assert list(chunks) == []
-
-
-def test_decode_line_leaves_spaces_alone() -> None:
     assert decode_line(b" a \t\r\n", "text", 2) == " a \t"
 
 
@@ -137,7 +134,7 @@ def test_output_goes_into_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_what_is_read_is_not_written(tmp_path: Path) -> None:
+def test_what_is_read_is_not_written_and_a_terminal_gets_no_control_characters(tmp_path: Path) -> None:
     path, link = tmp_path / "in", tmp_path / "link"
     path.write_text("precious")
     link.hardlink_to(path)
@@ -145,9 +142,6 @@ def test_what_is_read_is_not_written(tmp_path: Path) -> None:
         LineOutput(link, [path])
     assert path.read_text() == "precious"
     LineOutput(Path("/dev/null"), [Path("/dev/null")])
-
-
-def test_a_terminal_gets_no_control_characters() -> None:
     assert shown_on_terminal("a\tb\x1b[31m\x9b\u202ec\nd\n") == "a\tb\\x1b[31m\\x9b\\u202ec\nd\n"
 
 
@@ -215,7 +209,7 @@ CANDIDATES = [
 TRANSLATION = Translation("Größe", -0.5, -1.0, ["▁Größe"], ATTENTION, CANDIDATES, ["▁size"])
 
 
-def test_json_has_everything_but_attention() -> None:
+def test_json_of_a_line_with_attention_and_without() -> None:
     line = format_translation(TRANSLATION, "json")
     assert "\n" not in line
     assert "Größe" in line
@@ -236,16 +230,10 @@ def test_json_has_everything_but_attention() -> None:
             {"translation": "Maß", "score": -0.75, "log_probability": -1.5, "tokens": ["▁Maß"], "cut": True},
         ],
     }
-
-
-def test_attention_adds_the_matrix() -> None:
     found = json.loads(format_translation(TRANSLATION, "attention"))
     assert found["attention"] == [[0.25, 0.75], [0.33333, 0.66667]]
     assert found["nbest"][0]["attention"] == found["attention"]
     assert found["nbest"][1]["attention"] == []
-
-
-def test_a_blank_line_is_an_object_too() -> None:
     assert json.loads(format_translation(EMPTY, "attention")) == {
         "translation": "",
         "score": 0.0,

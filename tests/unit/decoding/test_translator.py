@@ -178,7 +178,7 @@ def test_a_copy_that_breaks_a_wish_is_left_to_the_model(
     assert searched or found.text == "3 7"
 
 
-def test_lines_are_read_a_chunk_at_a_time() -> None:
+def test_chunks_beginnings_in_capitals_and_batches_by_length() -> None:
     read = []
 
     def lines() -> Iterator[str]:
@@ -190,14 +190,8 @@ def test_lines_are_read_a_chunk_at_a_time() -> None:
     assert next(stream).text == "a"
     assert read == ["a", "b"]
     assert [translation.text for translation in stream] == ["b", "c", "d", "e"]
-
-
-def test_a_beginning_in_capitals_is_put_in_small_letters() -> None:
     for given, wanted in (("EIN HUND", "Ein hund"), ("Ein HUND", "Ein HUND"), ("", "")):
         assert with_small_prefix(Request("A DOG", target_prefix=given), "de").target_prefix == wanted
-
-
-def test_batches_by_length() -> None:
     assert batches_by_length([3, 9, 1, 9, 4], 2, 1000) == [[1, 3], [4, 0], [2]]
     assert batches_by_length([], 2, 10) == []
     for lengths in product((1, 2, 3, 5), repeat=4):
@@ -213,7 +207,7 @@ def test_batches_by_length() -> None:
                     assert len(batch) == size or (len(batch) + 1) * longest > tokens
 
 
-def test_the_n_best_and_their_attention() -> None:
+def test_the_n_best_the_recipes_search_and_long_lines() -> None:
     (found,) = translator(search=SearchOptions(beam_size=3, nbest_size=3)).translate(["ab"])
     assert len(found.hypotheses) == 3
     assert found.text == found.hypotheses[0].text == "ab"
@@ -222,16 +216,10 @@ def test_the_n_best_and_their_attention() -> None:
     assert found.log_probability == pytest.approx(-0.3)
     assert found.attention is not None
     assert found.attention.tolist() == torch.eye(3).tolist()
-
-
-def test_a_recipe_gives_the_batch_size_and_the_search() -> None:
     given = {"beam_size": 2, "batch_size": 7, "length_penalty_alpha": 0.3, "max_input_length": 9}
     options = SearchOptions.from_recipe(Decoding(**given))  # type: ignore[arg-type]
     assert options == SearchOptions(**given)  # type: ignore[arg-type]
     assert (options.batch_size, options.max_input_length, options.beam_prune) == (7, 9, 0.0)
-
-
-def test_long_lines_are_translated_and_warned_of_by_number() -> None:
     warnings: list[str] = []
     made = translator(data=data_section(4), warn=warnings.append, chunk_size=2)
     lines = ["abc", "abcd", "abcdefgh", "a"]
@@ -251,7 +239,7 @@ def test_a_line_of_few_tokens_and_too_many_characters_is_told(mode: str, text: s
     assert warning.startswith("test.en:1: 102 characters, more than a source of 2 tokens may have")
 
 
-def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
+def test_long_lines_are_counted_and_chunks_change_no_draw() -> None:
     warnings: list[str] = []
     made = translator(data=data_section(2), warn=warnings.append, chunk_size=9)
     list(made.translate(["abc"] * 5 + ["ab"], "test.en"))
@@ -259,8 +247,6 @@ def test_of_many_long_lines_three_are_named_and_the_others_counted() -> None:
     assert places == ["test.en:1:", "test.en:2:", "test.en:3:", "test.en:"]
     assert warnings[3] == "test.en: further lines of more than 2 source tokens: 2"
 
-
-def test_a_very_long_line_cannot_run_away() -> None:
     class Endless(ToyModel):
         """Never ends by itself."""
 
@@ -277,9 +263,6 @@ def test_a_very_long_line_cannot_run_away() -> None:
     (found,) = translator(Endless(), search=search, data=data_section(4)).translate(["a" * 40])
     assert len(found.tokens) == 50
     assert found.hypotheses[0].cut
-
-
-def test_the_result_of_sampling_does_not_depend_on_chunks() -> None:
     options = SearchOptions(sample=0, nbest_size=3, seed=5)
     lines = ["a", "b", "", "a", "b", "a"]
 
@@ -291,10 +274,22 @@ def test_the_result_of_sampling_does_not_depend_on_chunks() -> None:
     assert texts(100, 100)[0] != texts(100, 100)[3]
 
 
-def test_line_breaks_in_a_translation_do_not_shift_the_lines_after_it() -> None:
+def test_line_breaks_shift_nothing_and_a_watch_ends_all() -> None:
     assert one_line("a\nb\r\nc") == "a b  c"
     assert one_line(" a b \u3000\n") == "a b"
     assert one_line("a\u2028b") == "a\u2028b"
+
+    class Left(Exception):
+        pass
+
+    def poll() -> object:
+        raise Left
+
+    for chosen in (False, True):
+        made = translator(IncrementalModel(make_model("additive")), continuous=chosen)
+        made.poll = poll
+        with pytest.raises(Left):
+            list(made.translate(["hen"] * 70))
 
 
 class CasedLetters(Letters):
@@ -349,23 +344,17 @@ def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], exp
     assert (prefix == "Işık ile") == (languages[1] == "tr")
 
 
-def test_broken_parameters_are_told_with_the_line() -> None:
+def test_broken_parameters_modes_and_plain_formats() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> Tensor:
             return torch.full((self.size,), torch.nan)
 
     with pytest.raises(EconmtError, match=r"input:2: the model gives no finite probability"):
         list(translator(Broken()).translate(["", "a"]))
-
-
-def test_evaluation_mode_comes_and_goes() -> None:
     on, off = nn.Dropout(), nn.Dropout().eval()
     with evaluation_mode([on, off, object()]):
         assert not on.training
     assert (on.training, off.training) == (True, False)
-
-
-def test_plain_formats() -> None:
     found, blank = translator().translate(["ab", ""])
     assert [format_translation(each, "translation") for each in (found, blank)] == ["ab", ""]
     assert [format_translation(each, "score") for each in (found, blank)] == ["-0.100000\tab", "0.000000\t"]
@@ -400,17 +389,3 @@ def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPat
         for name in ("text", "tokens", "source_tokens"):
             assert getattr(ours, name) == getattr(theirs, name)
         assert ours.score == pytest.approx(theirs.score, abs=1e-5)
-
-
-def test_a_watch_ends_a_translation() -> None:
-    class Left(Exception):
-        pass
-
-    def poll() -> object:
-        raise Left
-
-    for chosen in (False, True):
-        made = translator(IncrementalModel(make_model("additive")), continuous=chosen)
-        made.poll = poll
-        with pytest.raises(Left):
-            list(made.translate(["hen"] * 70))

@@ -79,6 +79,22 @@ def test_a_program_teaches_and_the_same_command_goes_on(
     assert begins[-3:] == ["teacher:", "student:", "student,"]
 
 
+def test_threads_limit_the_processes_that_make_the_text(
+    folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[int] = []
+
+    def make_text(*arguments: object) -> None:
+        processes.append(arguments[5])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "make_text", make_text)
+    monkeypatch.setattr(stages, "usable_cores", lambda: 7)
+    for options in (["--threads", 3], []):
+        assert call(*words(program(), *options)).code == 130
+    assert processes == [3, 7]
+
+
 @pytest.mark.usefixtures("quick")
 def test_results_are_printed_and_written_as_json(
     folder: Path, program: Callable[..., str], call: Call

@@ -96,7 +96,9 @@ def load(choice: StudentChoice, teacher: Recipe | None = TEACHER, ratio: float =
     return choice.load(Path("out/model"), "text/train", teacher, {"source": "en"}, ratio)
 
 
-def test_languages_and_text_are_the_teachers() -> None:
+def test_where_languages_text_and_filters_come_from(
+    tmp_path: Path,
+) -> None:
     recipe = load(StudentChoice("student", also=("more",)))
     data = recipe.pairs
     assert (data.source, data.target, data.valid, data.test) == ("fr", "cs", "v", "t")
@@ -104,9 +106,6 @@ def test_languages_and_text_are_the_teachers() -> None:
     assert data.empty_lines == "skip"
     given = load(StudentChoice("student", ("data.target=de", "data.test=null"), valid="w")).pairs
     assert (given.source, given.target, given.valid, given.test) == ("fr", "de", "w", None)
-
-
-def test_filters_are_the_users_the_recipes_or_those_of_distillation(tmp_path: Path) -> None:
     filters = load(StudentChoice("student")).pairs.filters
     assert (filters.identical, filters.duplicates, filters.max_repeats) == ("drop", "pairs", 3)
     shipped = Path("recipes/student.yaml")

@@ -101,7 +101,7 @@ def test_references_are_kept_where_the_teacher_fails(tmp_path: Path) -> None:
         lines = (tmp_path / str(most) / "text/train.de").read_text().split("\n")
         assert lines[0] == f"der Hund rennt schnell {first}"
         assert (text.statistics.chosen, text.statistics.kept) == counts
-    made(tmp_path / "alone", lists=lists, most=9)
+    assert made(tmp_path / "alone", lists=lists, most=9).statistics.blank == 1, "of the sources"
     assert (tmp_path / "alone/text/train.de").read_text() == "ein Hund\n\n\n", "without references"
 
 
@@ -126,7 +126,9 @@ def test_references_of_another_length_are_told(tmp_path: Path, lines: int, word:
     assert not (tmp_path / "text").exists()
 
 
-def test_a_student_keeps_its_text(tmp_path: Path) -> None:
+def test_a_student_keeps_its_text_and_processes_its_order(
+    tmp_path: Path,
+) -> None:
     text = made(tmp_path)
     references = tmp_path / "references.de"
     references.write_text("x\n" * 3)
@@ -134,9 +136,6 @@ def test_a_student_keeps_its_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         made(tmp_path, references, trained=text.inputs)
     assert (tmp_path / "text/train.de").read_text() == "ein Hund\n\nzwei Katzen\n"
-
-
-def test_several_processes_choose_the_same_in_the_same_order() -> None:
     lists = [[*texts] for _, texts in LISTS]
     references = [["ein Hund rennt schnell", "", f"zwei Kater {number}"] for number in range(20)]
     chunks = [Candidates(["a", "b", "c"], lists, each) for each in references]
@@ -291,15 +290,14 @@ def test_a_program_that_fails_is_told(source: Path, program: Callable[[str], str
     assert made.missing() == [1, 2]
 
 
-def test_a_program_that_writes_one_line_for_all_is_told(program: Callable[[str], str]) -> None:
+def test_programs_that_cannot_teach_are_told(
+    program: Callable[[str], str],
+) -> None:
     teacher = open_teacher(TeacherChoice(command=program("import sys\nfor _ in sys.stdin: print('OK')")))
     lines = [f"line {number}" for number in range(10)]
     with pytest.raises(InputError, match=r"wrote 'OK' for each of 12 lines, which differ \(q:1 to 13\)$"):
         teacher.translate([*lines, "", *lines[:2]], "q", 1, lambda _: None)
     assert teacher.translate(lines[:9] * 3, "q", 1, lambda _: None) == [["OK"]] * 27, "so may repeated lines"
-
-
-def test_a_program_that_does_not_exist_is_told() -> None:
     with pytest.raises(InputError, match="--command nosuchprogram x: no such program"):
         open_teacher(TeacherChoice(command="nosuchprogram x"))
     with pytest.raises(InputError, match="quote its arguments"):

@@ -164,20 +164,14 @@ def test_a_model_folder_translates_as_econmt_does(
     assert not capsys.readouterr().err
 
 
-def test_lines_are_too_long_beyond_those_that_the_teacher_learnt(word_model: Path) -> None:
+def test_what_a_teacher_learnt_and_how_it_teaches(word_model: Path, tmp_path: Path) -> None:
     most = econmt.load(word_model, device="cpu").recipe.pairs.max_length
     too_long = TeacherChoice(folder=word_model).longer_than_training()
     assert too_long is not None
     fits, over = "a " * most, "a " * (most + 1)
     assert [too_long(*texts) for texts in ((fits, fits), (over, "A"), ("a", over))] == [False, True, True]
-
-
-def test_the_files_of_a_teacher_are_those_that_translate(word_model: Path) -> None:
     names = ("recipe.yaml", "params.best.safetensors", "vocab.source.txt", "vocab.target.txt")
     assert list(TeacherChoice(folder=word_model).files) == [f"the teacher's {name}" for name in names]
-
-
-def test_a_folder_says_how_it_teaches(word_model: Path, tmp_path: Path) -> None:
     choice = TeacherChoice(folder=word_model)
     assert choice.with_nbest(None).nbest_size == 2, "the beam size of its recipe"
     (tmp_path / "config.json").write_text("{}")

@@ -299,7 +299,7 @@ def test_rows_that_are_missing_change_nothing() -> None:
     assert (captured.result[0].rows, replays(graphed)) == (8, [2])
 
 
-def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
+def test_graphs_of_shapes_and_what_is_released() -> None:
     batches = bags()
     _, _, graphed = twin()
     for batch in (*batches, batches[1]):
@@ -315,9 +315,6 @@ def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
     small.release()
     assert small.captured == 0
     assert not any(held), "they are gone, whoever still has them"
-
-
-def test_what_is_released_includes_the_gradients_to_which_batches_add() -> None:
     step, never = bag_step(), bag_step()
     one, other = bags(2)
     graphed, always = GraphedStep(step, several=True), GraphedStep(never, several=True)
@@ -378,38 +375,26 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
     ]
 
 
-def test_gradients_of_an_update_without_graphs_are_not_in_the_next_one() -> None:
+def test_updates_and_captures_that_fail_leave_nothing() -> None:
     eager, step, graphed = twin(AsksTask, several=True)
     first, five, _ = bags()
     updates = [[first, five], [first, first]]
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
     assert replays(graphed) == [2]
-
-
-def test_batches_that_are_split_later_take_no_memory_for_graphs() -> None:
     eager, step, graphed = twin()
     batches = bags(2)
     assert_same(train(step, graphed, [batches, batches]), train(eager, eager, [batches, batches]))
     assert graphed.captured == 0
-
-
-def test_an_update_that_cannot_be_captured_leaves_nothing_in_the_next_one() -> None:
     eager, step, graphed = twin(several=True)
     updates = [bags(2)]
     full(TrainingStep, "finish_and_update", lambda: graphed(updates[0]))
     assert replays(graphed) == [0, 0]
     step.clear()  # as the trainer does
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
-
-
-def test_a_capture_that_fails_has_updated_nothing() -> None:
     step = bag_step(BagTask, "training.optimizer_in_backward=always")
     batch, *_ = bags()
     full(FusedOptimizer, "clip_and_step_parts", lambda: GraphedStep(step).capture(batch))
     assert not step.is_partly_updated
-
-
-def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
     _, step, graphed = twin(several=True)
     batch, *_ = bags()
     before = [torch.ones_like(part) for part in step.model.parameters()]

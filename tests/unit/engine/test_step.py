@@ -104,7 +104,7 @@ def test_an_error_says_which_batch_it_was(monkeypatch: pytest.MonkeyPatch) -> No
     assert step.number == 1
 
 
-def test_a_watcher_is_told_of_every_phase() -> None:
+def test_a_watcher_is_told_of_every_phase_and_where_updates_are_made_in_the_backward_pass() -> None:
     step = make_step(make_task())
     batches = some_batches(make_task())[:2]
     seen: list[tuple[str, bool]] = []
@@ -114,6 +114,18 @@ def test_a_watcher_is_told_of_every_phase() -> None:
 
     step.run(batches, step.tokens(batches), on_phase=watch)
     assert seen == [*2 * [("forward", False), ("backward", True)], ("optimizer", False)]
+    always = {"optimizer_in_backward": "always"}
+    for changes, precision, processes, wanted in (
+        ({}, "bfloat16", 1, ["cuda"]),
+        ({"update_interval": 2}, "float32", 1, []),
+        ({**always, "update_interval": 2}, "float32", 1, ["cpu", "cuda"]),
+        (always, "float32", 2, []),
+        (always, "float16", 1, []),
+        ({**always, "gradient_clipping": {"type": "norm"}}, "float32", 1, []),
+    ):
+        training = Training.model_validate({"gradient_clipping": {"type": "none"}, **changes})
+        where = partial(updates_in_backward, training, NAMED[precision], processes)
+        assert [name for name in ("cpu", "cuda") if where(torch.device(name))] == wanted
 
 
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])
@@ -170,21 +182,6 @@ def test_updates_in_the_backward_pass_are_those_after_it(tied: str) -> None:
         runs.append(([(float(one.loss), float(one.norm)) for one in results], step.model))
     assert runs[0][0] == runs[1][0]
     assert_same_bits(*(parameters(model) for _, model in runs))
-
-
-def test_where_updates_are_made_in_the_backward_pass() -> None:
-    always = {"optimizer_in_backward": "always"}
-    for changes, precision, processes, wanted in (
-        ({}, "bfloat16", 1, ["cuda"]),
-        ({"update_interval": 2}, "float32", 1, []),
-        ({**always, "update_interval": 2}, "float32", 1, ["cpu", "cuda"]),
-        (always, "float32", 2, []),
-        (always, "float16", 1, []),
-        ({**always, "gradient_clipping": {"type": "norm"}}, "float32", 1, []),
-    ):
-        training = Training.model_validate({"gradient_clipping": {"type": "none"}, **changes})
-        where = partial(updates_in_backward, training, NAMED[precision], processes)
-        assert [name for name in ("cpu", "cuda") if where(torch.device(name))] == wanted
 
 
 class Recorded(SimpleNamespace):
@@ -249,7 +246,7 @@ def test_sending_begins_before_the_last_batch_only(overlaps: bool, calls: list[s
     assert rank.calls == ["abandon", *calls, "finish", "spread"]
 
 
-def test_a_batch_that_another_rank_could_not_compute_is_named() -> None:
+def test_batches_losses_and_shares_of_other_ranks() -> None:
     rank = RecordedRank(failed=2)
     step, batches = make_recorded_step(rank)
     assert (step.agree(3), rank.calls) == (3, []), "where gradients are sent early no rank is asked"
@@ -261,9 +258,6 @@ def test_a_batch_that_another_rank_could_not_compute_is_named() -> None:
     assert step.agree(0) == 1, "the later of the two"
     assert step.agree(5) == 5
     assert rank.calls[-2:] == ["most of 1", "most of 6"]
-
-
-def test_the_loss_is_that_of_all_ranks_and_an_optimizer_has_its_share() -> None:
     rank = RecordedRank()
     step, batches = make_recorded_step(rank)
     parts = [float(step.accumulate(batch, torch.tensor(1), step.implementations)) for batch in batches]  # type: ignore[arg-type]

@@ -61,11 +61,8 @@ def test_a_measurement_is_kept_for_models_of_like_width(monkeypatch: pytest.Monk
     assert "100.00 ms with 2" in threads_for(None, CPU, 5000).why
 
 
-def test_powers_of_two_are_tried_and_all() -> None:
+def test_powers_of_two_are_tried_and_near_ties_go_to_fewer() -> None:
     assert [candidates(most) for most in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
-
-
-def test_near_ties_go_to_fewer() -> None:
     assert fewest({"1": 1.0, "2": 0.95, "4": 0.92}) == 1
     assert fewest({"1": 1.0, "2": 0.95, "4": 0.90}) == 4
     assert fewest({"1": 1.0, "2": 0.6, "4": 0.59, "8": 20.0}) == 2

@@ -79,15 +79,12 @@ def test_pairs_of_similar_work_share_a_batch() -> None:
         assert model.shapes == batches
 
 
-def test_the_vocabulary_is_taken_a_slice_of_rows_at_a_time() -> None:
+def test_slices_ensembles_token_ids_and_lists() -> None:
     long = " ".join("abc"[i % 3] for i in range(ROWS_AT_ONCE))
     model = Bigram(2)
     found = list(scorer(model).score([("a", long), ("a", "b")]))
     assert found[0].log_probability == pytest.approx(model.log_probability(1, WORDS.encode(long)), rel=1e-5)
     assert found[1].log_probability == pytest.approx(model.log_probability(1, [5]), abs=1e-5)
-
-
-def test_blank_sources_do_not_reach_the_model() -> None:
     model = Bigram(1)
     empty, impossible = scorer(model).score([("", ""), ("  ", "a")])
     assert empty.log_probability == 0.0
@@ -95,9 +92,6 @@ def test_blank_sources_do_not_reach_the_model() -> None:
     assert impossible.log_probability == -math.inf
     assert impossible.perplexity == math.inf
     assert model.shapes == []
-
-
-def test_an_ensemble_averages_token_by_token() -> None:
     models = Bigram(1), Bigram(2)
     alone = [next(iter(scorer(model).score([("a", "b c")]))).token_log_probabilities for model in models]
     (found,) = scorer(*models, mode="linear").score([("a", "b c")])
@@ -108,14 +102,17 @@ def test_an_ensemble_averages_token_by_token() -> None:
     for value, one, other in zip(log_linear.token_log_probabilities, *alone, strict=True):
         assert value >= (one + other) / 2 - 1e-6
     assert log_linear.token_log_probabilities != pytest.approx(expected, abs=1e-4)
-
-
-def test_token_ids() -> None:
     encode = token_ids(WORDS)
     assert encode("a  c <unk>") == [4, 6, 1]
     for special in (PAD, BOS, EOS):
         with pytest.raises(KeyError):
             encode(WORDS.tokens([special])[0])
+    all_fields = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
+    assert reranking.read_candidate(all_fields, "x").rest == "0-0 ||| more ||| "
+    for line in (*LINES, all_fields):
+        assert reranking.read_candidate(line, "x").line == line
+    assert reranking.read_candidate(LINES[1], "x").text == "a ||| b"
+    assert [len(own) for own in reranking.read_lists(LINES, "x")] == [2, 1, 2]
 
 
 LINES = [
@@ -125,15 +122,6 @@ LINES = [
     "2 ||| eine Katze läuft ||| logprob= -1.000000 ||| -0.100000",
     "2 ||| ein Hund läuft ||| logprob= -1.000000 ||| -0.200000",
 ]
-
-
-def test_a_list_is_written_as_it_is_read() -> None:
-    all_fields = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
-    assert reranking.read_candidate(all_fields, "x").rest == "0-0 ||| more ||| "
-    for line in (*LINES, all_fields):
-        assert reranking.read_candidate(line, "x").line == line
-    assert reranking.read_candidate(LINES[1], "x").text == "a ||| b"
-    assert [len(own) for own in reranking.read_lists(LINES, "x")] == [2, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +177,7 @@ class Asked(Scorer):
         return [ScoredPair(-float(len(target)), target.split(), []) for _, target in pairs]
 
 
-def test_models_decide() -> None:
+def test_models_decide_and_counts_must_agree() -> None:
     forwards, backwards = Asked(), Asked()
     weighted = [
         reranking.WeightedScorer(forwards, 0.5, False),
@@ -204,9 +192,6 @@ def test_models_decide() -> None:
     assert lists[2][0].text == "ein Hund läuft"
     equal = [[reranking.RerankCandidate(0, text, "", 1.0) for text in "ba"]]
     assert [each.text for each in next(reranking.rerank(equal, lambda *_: [[2.0, 2.0]]))] == ["b", "a"]
-
-
-def test_counts_must_agree() -> None:
     with pytest.raises(ValueError, match="3 hypotheses and 4 references"):
         metrics.bleu(["a"] * 3, ["a"] * 4)
     with pytest.raises(ValueError, match="0 hypotheses"):

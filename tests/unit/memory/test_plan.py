@@ -332,6 +332,7 @@ def test_halving_is_remembered_for_one_shape() -> None:
     plan = MemoryPlan(1000, shapes, 5, "2GiB")
     assert plan.halve(plan.find(batch(64, 8, 8)), 33).rows == 17
     assert plan.find(batch(64, 8, 8)).rows == 17
+    assert plan.halve(plan.find(batch(64, 8, 8)), 5).rows == 3
     assert plan.find(batch(9, 16, 16)).rows == 9
     other = plan.find(batch(6, 32, 16))
     plan.halve(other, 4)

@@ -119,7 +119,7 @@ def _within(bound: float, *tensors: Tensor) -> bool:
     return all(0.9 * bound < float(tensor.detach().abs().max()) <= bound for tensor in tensors)
 
 
-def test_first_values_are_those_of_torch() -> None:
+def test_first_values_and_widths() -> None:
     model = make(size=[60, 60, 40], embedding=40)
     for layer, size in zip(model.layers, (60, 60, 40), strict=True):
         bound = 1.0 / math.sqrt(size)
@@ -129,9 +129,6 @@ def test_first_values_are_those_of_torch() -> None:
     uniform = {"weights": "uniform", "scale": 0.3, "embedding_scale": 0.1}
     assert _within(0.1, make(initialization=uniform, weight_tying="none").embedding.weight)
     assert float(model.output.bias.detach().abs().max()) == 0.0
-
-
-def test_widths_that_do_not_fit() -> None:
     for message, changes in {
         "size has 2 widths and layers is 3; give one width for each layer": {"size": [7, 6]},
         "weight_tying softmax needs the last width of size, 4, equal to embedding 5": {"embedding": 5},
@@ -141,8 +138,6 @@ def test_widths_that_do_not_fit() -> None:
         with pytest.raises(ValueError, match=message):
             make(**changes)
 
-
-def test_equal_widths_in_a_list_are_one_width() -> None:
     def loss(size: object) -> Callable[[], Tensor]:
         model = make(size=size, weight_tying="none")
         ids, rows = torch.arange(4, 10).view(3, 2), torch.arange(1, ROWS + 1)

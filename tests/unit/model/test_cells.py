@@ -35,10 +35,19 @@ def config_of(cell: str, layers: int = 2, residual: bool = True, **options: obje
     )
 
 
-def test_recipes_and_models_know_the_same_cells() -> None:
+def test_recipes_and_models_know_the_same_cells_and_parameters_have_the_names_and_shapes_of_factors() -> None:
     assert set(CELLS) == set(RULES)
     kinds = RecurrentStack.model_fields["cell"].annotation
     assert set(kinds.__args__) == set(CELLS)  # type: ignore[union-attr]
+    thin = make_model(make_config(**RANKS))
+    shapes = {name: tuple(part.shape) for name, part in thin.named_parameters()}
+    assert shapes["encoder.forward_layers.0.hidden.left"] == (16, 2)
+    assert shapes["encoder.forward_layers.0.hidden.right"] == (2, 4)
+    assert shapes["decoder.layers.0.input.left"] == (32, 3)
+    assert shapes["decoder.layers.0.input.right"] == (3, 6 + 8)
+    layers = thin.parameter_layers()
+    assert layers["encoder.upper_layers.0.hidden.right"] == "encoder"
+    assert layers["decoder.layers.1.input.left"] == "decoder"
 
 
 @each_cell
@@ -156,18 +165,6 @@ def test_equals_the_model_with_the_factors_multiplied_out(options: dict[str, obj
         left, right = (dict(thin.named_parameters())[f"{name}.{part}"] for part in ("left", "right"))
         torch.testing.assert_close(found[f"{name}.left"], gradient @ right.t(), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(found[f"{name}.right"], left.t() @ gradient, rtol=1e-9, atol=1e-12)
-
-
-def test_parameters_have_the_names_and_shapes_of_factors() -> None:
-    thin = make_model(make_config(**RANKS))
-    shapes = {name: tuple(part.shape) for name, part in thin.named_parameters()}
-    assert shapes["encoder.forward_layers.0.hidden.left"] == (16, 2)
-    assert shapes["encoder.forward_layers.0.hidden.right"] == (2, 4)
-    assert shapes["decoder.layers.0.input.left"] == (32, 3)
-    assert shapes["decoder.layers.0.input.right"] == (3, 6 + 8)
-    layers = thin.parameter_layers()
-    assert layers["encoder.upper_layers.0.hidden.right"] == "encoder"
-    assert layers["decoder.layers.1.input.left"] == "decoder"
 
 
 @pytest.mark.parametrize("weights", ["uniform", "xavier", "torch"])

@@ -140,7 +140,7 @@ def naive_loss(model: TranslationModel) -> Tensor:
     return total
 
 
-def test_an_encoder_of_one_layer_walks_over_the_words() -> None:
+def test_encoders_of_one_layer_and_matrices_of_gates() -> None:
     model = drawn(OPTIONS["plain"])
     source, lengths, _, _ = test_translation.make_batch()
     zero, weights = torch.zeros(3, 8).double(), model.encoder.upper_layers[0].weights
@@ -149,6 +149,12 @@ def test_an_encoder_of_one_layer_walks_over_the_words() -> None:
     found = model.encode(source, lengths)
     torch.testing.assert_close(found.memory.values, values, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(found.summary, last, rtol=1e-9, atol=1e-11)
+    init = {"weights": "uniform", "scale": 1e-6}
+    gate: Any = test_translation.make_model(
+        test_translation.make_config(decoder__context_gating=True, initialization=init)
+    ).decoder.combine
+    for linear in (gate.of_state, gate.of_context):
+        assert 0.0 < float(linear.weight.detach().abs().max()) <= 1e-6
 
 
 @pytest.mark.parametrize("name", [pytest.param("reference", marks=pytest.mark.thorough), "recompute"])
@@ -188,12 +194,3 @@ def test_dropout_draws_the_same(cell: str, variational: bool) -> None:
         losses.append(test_translation.sum_of_losses(model.train()))
         assert not torch.isclose(losses[-1], still)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0.0)
-
-
-def test_both_matrices_behind_a_gate_are_initialized() -> None:
-    init = {"weights": "uniform", "scale": 1e-6}
-    gate: Any = test_translation.make_model(
-        test_translation.make_config(decoder__context_gating=True, initialization=init)
-    ).decoder.combine
-    for linear in (gate.of_state, gate.of_context):
-        assert 0.0 < float(linear.weight.detach().abs().max()) <= 1e-6

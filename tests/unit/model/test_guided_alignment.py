@@ -83,15 +83,12 @@ def test_weights_alone(options: dict[str, Any]) -> None:
     torch.testing.assert_close(found.double(), 0.25 * each[0] + 3.0 * each[2], rtol=1e-6, atol=0.0)
 
 
-def test_alignment_loss_alone_is_that_of_training() -> None:
+def test_alignment_loss_alone_and_of_zero_and_a_recipe_says_which() -> None:
     model, batch = make_model(make_config()), make_batch()
     plain = model.loss(*batch).double()
     guided = model.loss(*batch, guides=TrainingGuides(links(), 2.0)).double()
     alone = model.alignment_loss(*batch[:3], links()).double()
     torch.testing.assert_close(guided - plain, 2.0 * alone, rtol=1e-5, atol=0.0)
-
-
-def test_attention_of_zero_has_a_finite_loss() -> None:
     attention = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]], requires_grad=True)
     aligned = torch.tensor([[[0, 1], [0, 0]]])
     loss = alignment_losses(attention, aligned)
@@ -99,6 +96,12 @@ def test_attention_of_zero_has_a_finite_loss() -> None:
     assert loss.item() == pytest.approx(13.8155, abs=1e-3)
     assert attention.grad[0, 0, 1] == pytest.approx(-1e6, rel=1e-3)
     assert attention.grad[0, 1].tolist() == [0.0, 0.0]
+    changes = ["ops={decoder: recompute, encoder: reference, output: compiled, stash: cells}"]
+    model = models.build_model(load_recipe("quickstart", changes), 20, 20)
+    assert model.implementations == models.Implementations(
+        "reference", "recompute", "auto", "compiled", "cells"
+    )
+    assert models.build_model(load_recipe("quickstart"), 20, 20).implementations == models.Implementations()
 
 
 def record(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
@@ -158,12 +161,3 @@ def test_the_reference_is_told_no_stash_level(
 ) -> None:
     arguments = models.Implementations(encoder, decoder, stash=stash).recurrent("decoder")
     assert (arguments["implementation"], arguments.get("stash")) == expected
-
-
-def test_a_recipe_says_which() -> None:
-    changes = ["ops={decoder: recompute, encoder: reference, output: compiled, stash: cells}"]
-    model = models.build_model(load_recipe("quickstart", changes), 20, 20)
-    assert model.implementations == models.Implementations(
-        "reference", "recompute", "auto", "compiled", "cells"
-    )
-    assert models.build_model(load_recipe("quickstart"), 20, 20).implementations == models.Implementations()

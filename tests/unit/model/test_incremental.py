@@ -90,13 +90,15 @@ def test_hypotheses_share_their_sentence(options: dict[str, object]) -> None:
     assert attention.shape == (1, 4), "cut to the longest sentence that is left"
 
 
-def test_a_state_is_left_as_it_was() -> None:
+def test_a_state_is_left_as_it_was_and_a_model_that_trains_is_refused() -> None:
     model = IncrementalModel(make_model(make_config()).float())
     state = begin(model)
     words = torch.tensor([5, 6, 7])
     first = model.step(words, state)[0].clone()
     model.step(words, state)[0].fill_(torch.nan)
     assert torch.equal(model.step(words, state)[0], first)
+    with pytest.raises(AssertionError, match="evaluation mode"):
+        begin(IncrementalModel(make_model(make_config()).train()))
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 100.0, 3000.0])
@@ -187,11 +189,6 @@ def test_log_softmax_where_the_logits_were(dtype: torch.dtype, size: int) -> Non
         expected = logits.double().log_softmax(dim=1)
         found = model._log_softmax(logits)
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_model_that_trains_is_refused() -> None:
-    with pytest.raises(AssertionError, match="evaluation mode"):
-        begin(IncrementalModel(make_model(make_config()).train()))
 
 
 ENCODERS = pytest.mark.parametrize(

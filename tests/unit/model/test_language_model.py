@@ -64,7 +64,7 @@ def test_weight_drop_drops_recurrent_matrices_alone(cell: str) -> None:
     assert all(torch.equal(w.hidden, layer.hidden) for w, layer in zip(weights(), model.layers, strict=True))
 
 
-def test_evaluation_leaves_the_state_of_training_alone() -> None:
+def test_evaluation_and_padding_change_nothing() -> None:
     model = make()
     loss_of(model, tokens(4), carries=0)
     before = model.carried.clone()
@@ -73,9 +73,6 @@ def test_evaluation_leaves_the_state_of_training_alone() -> None:
         alone = loss_of(make().eval(), tokens(5, rows), carries=0)
         assert torch.equal(loss_of(model, tokens(5, rows), carries=0), alone)
     assert torch.equal(model.carried, before)
-
-
-def test_padding_rows_and_padding_count_for_nothing_and_a_larger_batch_makes_room() -> None:
     model = make()
     expected = loss_of(model, tokens(4), carries=0)
     left = model.carried.clone()

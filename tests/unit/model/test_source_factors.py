@@ -115,7 +115,7 @@ def test_dropout_is_of_words_and_factors_together() -> None:
     torch.testing.assert_close(found[kept], 2 * whole[kept])
 
 
-def test_layers_and_what_is_fixed() -> None:
+def test_layers_and_what_is_fixed_and_tables_of_factors_are_initialized() -> None:
     model = factored("concat")
     names = [name for name in model.parameter_layers() if name.startswith("source_factor")]
     assert len(names) == 2
@@ -125,9 +125,6 @@ def test_layers_and_what_is_fixed() -> None:
     learnt = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert not [name for name in learnt if name.startswith(("source_", "encoder."))]
     assert "target_embedding.weight" in learnt
-
-
-def test_tables_of_factors_are_initialized() -> None:
     tables = factored("concat", initialization={"weights": "uniform", "scale": 1e-6}).source_factor_embeddings
     for table in tables:
         assert 0.0 < float(table.weight.detach().abs().max()) <= 1e-6

@@ -132,7 +132,7 @@ def test_every_combination(index: int) -> None:
     assert sum_of_losses(model) != first, "dropout is not active in training mode"
 
 
-def test_every_tying_and_width() -> None:
+def test_every_tying_and_width_of_one_vocabulary() -> None:
     """Tied matrices are one storage, the readout appears where widths differ, and the names count each once."""
     for tying, width in itertools.product(TYING, (6, 8)):
         model = make_model(make_config(weight_tying=tying, embedding=width))
@@ -141,9 +141,6 @@ def test_every_tying_and_width() -> None:
         assert (model.output.weight.data_ptr() == target.data_ptr()) == tying.endswith("softmax")
         assert (model.readout is not None) == (tying.endswith("softmax") and width == 6)
         assert set(model.parameter_layers()) == {name for name, _ in model.named_parameters()}
-
-
-def test_tying_needs_one_vocabulary() -> None:
     with pytest.raises(ValueError, match="13 source and 14 target"):
         TranslationModel(make_config(weight_tying="src_trg"), 13, 14)
 

@@ -58,17 +58,11 @@ def test_all_start_again_when_one_was_lost(run: Launch, capfd: pytest.CaptureFix
     assert len(lines) == 4
 
 
-def test_no_rank_starts_again_after_an_error(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_results_and_words_of_ranks(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("print(rank, file=sys.stderr)\nsys.exit(2)", 3) == 2
     assert sorted(capfd.readouterr().err.split()) == ["0", "1"]
-
-
-def test_rank_0_may_take_its_time_with_the_results(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("if rank == 0: time.sleep(1)") == 0
     assert capfd.readouterr().err == ""
-
-
-def test_words_reach_the_ranks_as_they_are(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("output=a$$b", "${local_rank}", "$x")
     assert run("print(sys.argv[1:]) if rank else None", 0, *words) == 0
     assert capfd.readouterr().out.strip() == str(list(words))
@@ -107,11 +101,8 @@ time.sleep(600)
     assert capfd.readouterr().out == "saved\n"
 
 
-def test_a_signal_before_ranks_can_save_ends_all(run: Launch) -> None:
+def test_signals_before_ranks_can_save_and_after(run: Launch) -> None:
     assert run("os.kill(os.getppid(), signal.SIGTERM) if rank else None\ntime.sleep(600)", 3) == 143
-
-
-def test_nohup_holds_and_handlers_are_put_back(run: Launch) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -41,16 +41,24 @@ def test_an_environment_that_makes_no_sense_is_refused(monkeypatch: pytest.Monke
                 rank_environment()
 
 
-def test_shares_are_as_even_as_whole_parameters_can_be() -> None:
+def test_shares_of_parameters_and_rows_that_travel_and_the_line_names_who_is_gone_or_late() -> None:
     assert shares([5, 1, 4, 3, 3], 2) == [0, 1, 1, 1, 0]
     assert largest_share([5, 1, 4, 3], 2) == (1, 7 / 13)
     assert shares([], 3) == []
     assert shares([7], 3) == [0]
-
-
-def test_rows_travel_where_they_are_fewer_than_a_table_twice() -> None:
     assert rows_are_fewer([3, 9], (10, 4))
     assert not rows_are_fewer([3, 10], (10, 4))
+    watch = _Watch(0, 3, _Store(), _Store(), 120)
+    first = "rank 1 (node1, process 7)"
+    late = "did not reach a collective operation after update 2 within 120 s"
+    for seen, line in (
+        ({0: [5, 2]}, f"{first} and rank 2 (never connected) do not answer, after update 2"),
+        ({0: [5, 2], 2: [5, 3]}, f"{first} does not answer, after update 3"),
+        ({0: [5, 2], 1: [4, 2], 2: [5, 2]}, f"{first} {late}"),
+    ):
+        assert watch._line(seen, "?").startswith(f"{line}; all ranks stop")
+    alike = {rank: [5, 2] for rank in range(3)}
+    assert "failed after update 2 (cable cut)" in watch._line(alike, "cable cut")
 
 
 class _Store:
@@ -64,17 +72,3 @@ class _Store:
 
     def get(self, key: str) -> bytes:
         return f"{key.replace('host/', 'node')}, process 7".encode()
-
-
-def test_the_line_names_who_is_gone_or_late() -> None:
-    watch = _Watch(0, 3, _Store(), _Store(), 120)
-    first = "rank 1 (node1, process 7)"
-    late = "did not reach a collective operation after update 2 within 120 s"
-    for seen, line in (
-        ({0: [5, 2]}, f"{first} and rank 2 (never connected) do not answer, after update 2"),
-        ({0: [5, 2], 2: [5, 3]}, f"{first} does not answer, after update 3"),
-        ({0: [5, 2], 1: [4, 2], 2: [5, 2]}, f"{first} {late}"),
-    ):
-        assert watch._line(seen, "?").startswith(f"{line}; all ranks stop")
-    alike = {rank: [5, 2] for rank in range(3)}
-    assert "failed after update 2 (cable cut)" in watch._line(alike, "cable cut")

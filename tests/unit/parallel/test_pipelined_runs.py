@@ -59,16 +59,13 @@ def test_pipelines_share_the_rows_of_a_batch(group: Group, text: Path, lines: Pa
     assert_like_one(train(group, 4, path, lines, *TEXT, both, name="shared"), alone)
 
 
-def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_path: Path) -> None:
+def test_which_ranks_make_pipelines_of_how_many_stages(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     given = [*PAIRS, "parallel.pipeline=2"]
     alone = jobs.run(Communicator(), path, text, given)
     assert "parallel.pipeline 2: 1 process cannot be divided into pipelines of 2" in alone
     said = group.run(3, pipeline_checks.run_evenly, path, text, given)
     assert all("parallel.pipeline 2: 3 processes cannot be divided" in each for each in said)
-
-
-def test_there_may_be_as_many_stages_as_the_deeper_side_has_layers() -> None:
     given = [*PAIRS, "model.encoder.layers=1", "parallel.pipeline=3"]
     assert load_recipe("quickstart", given).parallel.pipeline == 3
     with pytest.raises(InputError, match=r"model\.decoder\.layers: 3"):

@@ -28,13 +28,10 @@ def test_a_slow_rank_is_named_in_the_log(group: Group, text: Path, tmp_path: Pat
     assert "is slow" in (tmp_path / "run" / "log").read_text()
 
 
-def test_all_leave_at_one_update(group: Group, text: Path, tmp_path: Path) -> None:
+def test_all_leave_at_one_update_and_part_at_the_end(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     said = group.run(2, jobs.leave_at, path, text, 3)
     assert all("SIGTERM: saved at update 4" in each for each in said), said
-
-
-def test_ranks_part_when_training_has_ended(group: Group, text: Path, tmp_path: Path) -> None:
     assert group.run(2, jobs.parts, recipe_in(tmp_path, text), text) == [[True, False, True]] * 2
 
 

@@ -44,7 +44,7 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
     assert compared == [(32, 32)] * 3
 
 
-def test_a_file_of_keys(tmp_path: Path) -> None:
+def test_a_file_of_keys_and_a_client_may_ask_so_often_and_again_when_time_has_passed(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# of the office\nabc\n\n  def \n")
     keys = read_keys(path)
@@ -57,9 +57,6 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         read_keys(path)
     with pytest.raises(InputError, match="nosuch"):
         read_keys(tmp_path / "nosuch")
-
-
-def test_a_client_may_ask_so_often_and_again_when_time_has_passed() -> None:
     now = [0.0]
     rates = Rates(3, lambda: now[0])
     rates.take("b")
@@ -85,14 +82,11 @@ def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         rates.take("c")
 
 
-def test_a_key_that_is_not_needed_gives_no_more_requests() -> None:
+def test_routes_and_answers_are_as_described(client: Client) -> None:
     service = Service([], Settings(requests_a_minute=1), Keys())
     service._admit("a", "address")
     with pytest.raises(Refused):
         service._admit("b", "address")
-
-
-def test_every_route_is_described() -> None:
     routes = Service([], Settings(), Keys()).application().routes
     served = {(method.lower(), route.path) for route in routes for method in route.methods - {"HEAD"}}  # type: ignore[attr-defined]
     pages = {("get", path) for path in page_files()}
@@ -101,9 +95,6 @@ def test_every_route_is_described() -> None:
     }
     assert described == served - pages
     assert ("get", "/docs") in pages
-
-
-def test_the_description_is_whole(client: Client) -> None:
     tree = client.get("/spec").json
     assert tree == specification(keys=False)
     assert re.fullmatch(r"3\.1\.\d", tree["openapi"])
@@ -120,9 +111,6 @@ def test_the_description_is_whole(client: Client) -> None:
     assert body["required"] == ["q"]
     assert all(field["description"] for field in body["properties"].values())
     assert specification(keys=True)["security"] == [{"key": []}]
-
-
-def test_an_answer_is_as_described(client: Client) -> None:
     schemas = client.get("/spec").json
     for path, content in (
         ("/languages", client.get("/languages").json[0]),

@@ -83,7 +83,7 @@ def test_nothing_is_held_of_a_body_that_has_ended(request_: Sent, most: int, exp
     asyncio.run(run())
 
 
-def test_a_broken_connection_or_an_error_of_the_answer_leaves_nothing() -> None:
+def test_broken_connections_leave_nothing_and_refusals_are_answered() -> None:
     async def run() -> None:
         received = Bodies(9.0)
         with pytest.raises(ConnectionError):
@@ -95,6 +95,15 @@ def test_a_broken_connection_or_an_error_of_the_answer_leaves_nothing() -> None:
         assert received._held == 0
 
     asyncio.run(run())
+    for error, status, headers in (
+        (Refused(413, "too long"), 413, {}),
+        (Refused(503, "busy", 7), 503, {"retry-after": "7"}),
+        (InputError("wrong"), 400, {}),
+        (EconmtError("broken"), 500, {}),
+    ):
+        answer = refusal(error)
+        assert (answer.status_code, json.loads(bytes(answer.body))) == (status, {"error": str(error)})
+        assert {name: value for name, value in answer.headers.items() if name == "retry-after"} == headers
 
 
 @pytest.mark.parametrize(
@@ -131,15 +140,3 @@ def test_a_form_may_have_as_many_phrases_as_a_request(monkeypatch: pytest.Monkey
         body = checked_body(FileBody, read_tree(form, "multipart/form-data; boundary=x", is_file=True))
         assert body.file == (b"a\r\n\r\nb", "text/plain")
         assert (body.avoid, body.glossary) == (["Hund", "Katze", "Maus"], {"dog": "Tier"})
-
-
-def test_answers_to_what_is_refused() -> None:
-    for error, status, headers in (
-        (Refused(413, "too long"), 413, {}),
-        (Refused(503, "busy", 7), 503, {"retry-after": "7"}),
-        (InputError("wrong"), 400, {}),
-        (EconmtError("broken"), 500, {}),
-    ):
-        answer = refusal(error)
-        assert (answer.status_code, json.loads(bytes(answer.body))) == (status, {"error": str(error)})
-        assert {name: value for name, value in answer.headers.items() if name == "retry-after"} == headers

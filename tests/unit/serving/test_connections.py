@@ -93,12 +93,9 @@ def test_a_client_that_sends_first_gets_its_answer(client: Client, monkeypatch: 
         assert answer.json == {"error": "the request has more than 268,144 bytes; send parts"}
 
 
-def test_a_client_that_waits_to_be_told_to_go_on_is_refused_before_it_does(client: Client) -> None:
+def test_connections_of_refused_and_whole_requests(client: Client) -> None:
     said = exchange(client, POST + b"Expect: 100-continue\r\nContent-Length: 100000000\r\n\r\n")
     assert statuses(said) == [413]
-
-
-def test_kept_open_after_whole_requests(client: Client) -> None:
     body = b'{"q": 1}'
     whole = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
     last = b"GET /languages HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

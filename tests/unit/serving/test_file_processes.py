@@ -33,13 +33,10 @@ def read(content: bytes, task: FileTask = TEXT) -> list[tuple[str, bool]]:
     return asyncio.run(FileProcesses().read(task, content))
 
 
-def test_a_process_starts_without_large_packages() -> None:
+def test_files_go_through_small_processes_and_stops_stay() -> None:
     large = ["torch", "numpy", "sentencepiece", "pydantic", "rich", "asyncio", "starlette"]
     program = f"import sys, econmt_serve.file_worker; print([m for m in {large} if m in sys.modules])"
     assert run_python("-c", program).stdout == "[]\n"
-
-
-def test_a_file_is_read_and_written_in_a_process() -> None:
     task, content = FileTask("text/html", ("en", "de"), 30), b"<p>A <b>dog</b> runs. It barks."
     assert read(content, task) == [("A dog runs.", True), ("It barks.", False)]
     assert read(b"A dog. It barks.", TEXT._replace(languages=None)) == [("A dog. It barks.", False)]
@@ -47,6 +44,11 @@ def test_a_file_is_read_and_written_in_a_process() -> None:
     written = asyncio.run(FileProcesses().write(task, content, translated))
     page = "<p>Ein <b>Hund</b> \u00fcbt. Er bellt.".encode()
     assert written == (page, "text/html; charset=utf-8")
+    processes = FileProcesses()
+    processes.stop(writing=True)
+    processes.stop(writing=False)
+    with pytest.raises(Stopping):
+        asyncio.run(processes.write(TEXT, b"A", [same("Ein")]))
 
 
 SPIN = "worker.MOST_SECONDS = 1; worker.read_file = lambda *_: exec('while True: pass'); worker.main()"
@@ -56,14 +58,6 @@ PROGRAMS = [
     ("import os; os.kill(os.getpid(), 9)", 503, "no memory left"),
     ("sys.exit(3)", 500, "this is a bug in econmt: reading a file ended with code 3"),
 ]
-
-
-def test_a_stop_is_not_taken_back_by_another() -> None:
-    processes = FileProcesses()
-    processes.stop(writing=True)
-    processes.stop(writing=False)
-    with pytest.raises(Stopping):
-        asyncio.run(processes.write(TEXT, b"A", [same("Ein")]))
 
 
 @pytest.mark.parametrize(("program", "status", "said"), PROGRAMS)

@@ -96,12 +96,22 @@ def test_a_line_ends_at_breaks_within_runs_alone(element: str) -> None:
     assert [each.text for each in WordDocument(document(body), SPLIT).sentences] == ["a dog runs"]
 
 
-def test_a_format_that_would_move_is_given_up_but_no_word() -> None:
+def test_formats_may_be_given_up_and_words_and_numbers_never() -> None:
     read = WordDocument(document(), SPLIT)
     made = [same(each.text) for each in read.sentences]
     made[0] = ("dog my & your Tom", [(5, 0), (2, 1), (3, 2), (4, 3), (0, 4)])
     first = part(read.written(made)[0]).partition("<!-- kept")[0]
     assert "".join(texts_in(first)) == "dog my &amp; your Tom He barks."
+    bold = "<w:r><w:rPr><w:b/></w:rPr><w:t> \u2013 4\u00a0000</w:t></w:r>"
+    number = f"<w:p><w:r><w:t>- 3</w:t></w:r>{bold}</w:p>"
+    address = "<w:p><w:r><w:t>See https://x.org/a, Tom.</w:t></w:r></w:p>"
+    footer = (HEAD + "<w:p><w:r><w:t>3</w:t></w:r></w:p>" + TAIL).encode()
+    read = WordDocument(document(number + address, footer1=footer), SPLIT)
+    assert [each.text for each in read.sentences] == ["See , Tom.", "3"]
+    written, _ = read.written([same("SIEHE , TOM."), same("3")])
+    assert number in part(written)
+    assert texts_in(part(written))[2:] == ["SIEHE https://x.org/a, TOM."]
+    assert ">3</w:t>" in part(written, "footer1.xml")
 
 
 def bomb() -> bytes:
@@ -142,36 +152,17 @@ def test_files_that_cannot_be_read(content: bytes, kind: str, status: int, said:
     assert caught.value.status == status
 
 
-def test_numbers_and_addresses_of_a_document_stay() -> None:
-    bold = "<w:r><w:rPr><w:b/></w:rPr><w:t> \u2013 4\u00a0000</w:t></w:r>"
-    number = f"<w:p><w:r><w:t>- 3</w:t></w:r>{bold}</w:p>"
-    address = "<w:p><w:r><w:t>See https://x.org/a, Tom.</w:t></w:r></w:p>"
-    footer = (HEAD + "<w:p><w:r><w:t>3</w:t></w:r></w:p>" + TAIL).encode()
-    read = WordDocument(document(number + address, footer1=footer), SPLIT)
-    assert [each.text for each in read.sentences] == ["See , Tom.", "3"]
-    written, _ = read.written([same("SIEHE , TOM."), same("3")])
-    assert number in part(written)
-    assert texts_in(part(written))[2:] == ["SIEHE https://x.org/a, TOM."]
-    assert ">3</w:t>" in part(written, "footer1.xml")
-
-
-def test_lines_without_words_count_as_text() -> None:
+def test_what_counts_as_text_and_encodings_of_the_web() -> None:
     text = b"1 2 3\n\n A dog. \n4 "
     assert sentences_of(text, "text/plain", SPLIT, 12) == ["1 2 3", "A dog.", "4"]
     with pytest.raises(Refused, match="more than the 11 characters"):
         read_file(text, "text/plain", SPLIT, 11)
     assert sentences_of(b"<p>1 2 3</p><p>A dog.</p>", "text/html", SPLIT, 6) == ["A dog."]
-
-
-def test_pages_keep_their_encoding() -> None:
     page = '<meta charset="iso-8859-1"><p>caf\u00e9</p>'.encode("latin-1")
     file = read_file(page, "text/html", TextDivision())
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
     written = b'<meta charset="iso-8859-1"><p>\xfc&#128512;</p>', "text/html; charset=windows-1252"
     assert file.written([same("\u00fc\U0001f600")]) == written
-
-
-def test_an_answer_has_the_encoding_it_names() -> None:
     for content_type, head, codec, name in (
         ("text/html", "<meta charset=CP1251>", "cp1251", "windows-1251"),
         ("text/html; charset=windows-1251", "<meta charset=utf-8>", "cp1251", "windows-1251"),
@@ -186,22 +177,13 @@ def test_an_answer_has_the_encoding_it_names() -> None:
         assert [each.text for each in file.sentences] == ["\u0434\u0430"]
         written = f"{head}\u0442\u044b".encode(codec), f"{content_type.partition(';')[0]}; charset={name}"
         assert file.written([same("\u0442\u044b")]) == written
-
-
-def test_a_text_is_answered_in_utf_8_if_its_encoding_lacks_a_character() -> None:
     file = read_file(b"caf\xe9", "text/plain; charset=iso-8859-1", TextDivision())
     assert [each.text for each in file.sentences] == ["caf\u00e9"]
     assert file.written([same("\u0434")]) == ("\u0434".encode(), "text/plain; charset=utf-8")
-
-
-def test_labels_are_those_of_the_web() -> None:
     assert len(encodings._BY_LABEL) == 221, "of the standard's 228, without replacement and x-user-defined"
     for label, encoding in encodings._BY_LABEL.items():
         assert "a".encode(encoding.codec).decode(encoding.codec) == "a"
         assert encodings.web_encoding(f" {label.upper()}\n") == encoding
-
-
-def test_a_document_of_another_encoding_gets_references() -> None:
     latin = HEAD.replace("UTF-8", "ISO-8859-1"), "latin-1"
     read = WordDocument(document("<w:p><w:r><w:t>f\xfcnf</w:t></w:r></w:p>", *latin), SPLIT)
     assert [each.text for each in read.sentences] == ["f\xfcnf"]

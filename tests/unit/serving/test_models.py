@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 import signal
 import threading
@@ -62,6 +64,9 @@ def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Pat
     (answer,) = served[0].loaded.translate([econmt.Request("a b c")], TranslationJob())
     assert isinstance(answer, tuple)
     assert answer.text == single.text
+    served[1].loaded.beam = 2
+    told = asyncio.run(Service(served, Settings(), Keys())._frontend(None))
+    assert json.loads(told.body)["alternatives"] == 1, "of all pairs"
     with pytest.raises(InputError, match="no such model folder"):
         by_pair([mine / "nosuch"], Settings())
 

@@ -141,9 +141,13 @@ async def test_a_long_text_does_not_stop_others(table: Table) -> None:
     await asyncio.gather(*(job.answer for job in long))
 
 
-@with_table()
-async def test_the_rest_of_a_long_text_is_not_waited_for(table: Table) -> None:
-    await table.answers(table.job("late", number=100_000))
+@with_table(wait_seconds=PATIENCE)
+async def test_nothing_is_waited_for_when_there_is_a_batch(table: Table) -> None:
+    table.fake.go.set()
+    table.scheduler.submit([table.job(text, number=100_000) for text in "abcd"])
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not table.scheduler._waiting
 
 
 @with_table(wait_seconds=0.5)

@@ -33,16 +33,13 @@ LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 
 
-def test_requests_of_many_clients_get_their_own_answers(client: Client, model: TrainedModel) -> None:
+def test_clients_lists_forms_and_details_are_answered(client: Client, model: TrainedModel) -> None:
     expected = [each.text for each in model.translate(LINES)]
     assert len(set(expected)) > 2
     asked = [number % len(LINES) for number in range(60)]
     with ThreadPoolExecutor(12) as clients:
         found = clients.map(lambda at: client.post("/translate", q=LINES[at], source="src"), asked)
         assert [each.json for each in found] == [{"translatedText": expected[at]} for at in asked]
-
-
-def test_a_list_several_lines_and_alternatives(client: Client, model: TrainedModel) -> None:
     answer = client.post("/translate", q=["a b\n\nc d", "e"], source="auto", target="trg", alternatives=2)
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     lists = model.translate(["a b", "c d", "e"], nbest_size=3)
@@ -52,9 +49,6 @@ def test_a_list_several_lines_and_alternatives(client: Client, model: TrainedMod
         "alternatives": [[f"{first[rank]}\n\n{second[rank]}" for rank in (1, 2)], third[1:]],
         "detectedLanguage": [{"language": "src", "confidence": 0.0}] * 2,
     }
-
-
-def test_a_form_does_as_well(client: Client, model: TrainedModel) -> None:
     fields = {"q": "a b c", "source": "src", "target": "trg", "alternatives": "1"}
     content, kind = form(*((name, "", value.encode()) for name, value in fields.items()))
     best, other = (entry.text for entry in model.translate(["a b c"], nbest_size=2)[0].hypotheses)
@@ -66,9 +60,6 @@ def test_a_form_does_as_well(client: Client, model: TrainedModel) -> None:
         assert answer.json == {"translatedText": best, "alternatives": [other]}
     blank = client.ask("POST", "/translate", b"q=&target=", {"Content-Type": FORM})
     assert (blank.status, blank.json["translatedText"]) == (200, "")
-
-
-def test_details_hold_what_is_known_of_a_sentence(client: Client, model: TrainedModel) -> None:
     expected = model.translate(["a b c"])[0]
     found = client.post("/translate", q={"text": "a b c", "id": 7}, details=True).json
     (details,) = found["details"]
@@ -83,17 +74,26 @@ def test_details_hold_what_is_known_of_a_sentence(client: Client, model: Trained
     assert found["milliseconds"] > 0.0
 
 
-def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_too_large_to_be_written_are_refused(
+    client: Client, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = model.translate(["a b c"], nbest_size=2)[0].hypotheses
+    weights = sum(each.attention.numel() for each in both)
+    for most, status in ((weights, 200), (weights - 1, 413)):
+        monkeypatch.setattr(answers, "_MOST_WEIGHTS", most)
+        said = client.post("/translate", q="a b c", details=True, alternatives=1)
+        assert said.status == status
+    assert said.json["error"].endswith("send parts, or set attention to false")
     monkeypatch.setattr(answers, "_MOST_WEIGHTS", 10)
-    said = client.post("/translate", q="a b c", details=True)
-    assert (said.status, said.json["error"].endswith("send parts, or set attention to false")) == (413, True)
     streamed = client.post("/translate", q="a b c", details=True, stream=True)
     assert "send parts" in json.loads(streamed.content)["error"]
     (details,) = client.post("/translate", q="a b c", details=True, attention=False).json["details"]
     assert not {"attention", "alignment"} & {*details, *details["nbest"][0]}
 
 
-def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
+def test_wishes_hold_and_characters_are_counted(
+    client: Client,
+) -> None:
     whole = client.post("/translate", q="a b c", constraints=["H G"], avoid=["C"], target_prefix="D").json
     words = whole["translatedText"].split()
     assert words[0] == "D"
@@ -104,9 +104,6 @@ def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
     for glossary in ({"c": "G E"}, "# terms\nc, G E\n"):
         found = client.post("/translate", q="a b c\nb a", glossary=glossary).json["translatedText"]
         assert ["G E" in line for line in found.split("\n")] == [True, False]
-
-
-def test_what_a_request_takes_is_counted_to_the_character() -> None:
     for given, size in (
         ({}, 3),
         ({"constraints": ["de"]}, 6),
@@ -123,7 +120,7 @@ def test_what_a_request_takes_is_counted_to_the_character() -> None:
         queries.check_rules(rules, 2)
 
 
-def test_an_error_in_one_line_gives_up_the_others() -> None:
+def test_an_error_in_one_line_gives_up_the_others_and_terms_of_a_request_are_found_by_its_language() -> None:
     async def ask() -> tuple[bool, int]:
         failed, other = (asyncio.get_running_loop().create_future() for _ in range(2))
         failed.set_exception(InputError("line 1"))
@@ -134,9 +131,14 @@ def test_an_error_in_one_line_gives_up_the_others() -> None:
         return other.cancelled(), len(asyncio.all_tasks())
 
     assert asyncio.run(ask()) == (True, 1)
+    glossary = {"ışık": "light"}
+    for language, expected in (("tr", True), ("en", False)):
+        body = queries.TranslateBody(q="IŞIK", glossary=glossary)
+        (text,) = queries.texts_of(body, 500, TextDivision(), language)
+        assert (text.sentences[0].glossary is not None) == expected
 
 
-def test_a_stream_that_its_client_leaves_gives_up_what_is_not_translated() -> None:
+def test_streams_that_are_left_and_those_of_sentences(client: Client, model: TrainedModel) -> None:
     async def leave() -> list[bool]:
         futures: list[asyncio.Future[Translation]] = [
             asyncio.get_running_loop().create_future() for _ in range(3)
@@ -150,9 +152,6 @@ def test_a_stream_that_its_client_leaves_gives_up_what_is_not_translated() -> No
         return [future.cancelled() for future in futures]
 
     assert asyncio.run(leave()) == [False, True, True]
-
-
-def test_streams_a_line_a_sentence(client: Client, model: TrainedModel) -> None:
     answer = client.post("/translate", q=["a b", "c d\ne"], stream=True, alternatives=1)
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     *lines, last = [json.loads(line) for line in answer.content.decode().splitlines()]
@@ -189,12 +188,13 @@ def test_each_sentence_of_a_paragraph_is_translated(client: Client, model: Train
     assert [json.loads(line).get("line") for line in streamed] == [0, 2, 2, 4, 4, None]
 
 
-def test_what_has_no_words_comes_back_as_it_was(client: Client, model: TrainedModel) -> None:
+def test_words_capitals_and_none_of_them(client: Client, model: TrainedModel, folder: Path) -> None:
     one, two = (each.text for each in model.translate(["a b", "c d"]))
     text = "3\n1,234.56\ta b\nhttps://x.org/a?b=1 \nc d\n\t7\u00a0000 "
     found = client.post("/translate", q=text, details=True, alternatives=1).json
     told = model.translate(["1,234.56 a b"])[0].text
     assert found["translatedText"] == text.replace("1,234.56\ta b", told).replace("c d", two)
+    assert [other.split("\n")[0] for other in found["alternatives"]] == ["3"], "which has no other"
     first, address = found["details"][0], found["details"][2]
     assert (first["source"], first["translation"], first["confidence"]) == ("3", "3", 1.0)
     assert (first["attention"], [each["alignment"] for each in first["nbest"]]) == ([], [[[0, 0]]])
@@ -202,9 +202,6 @@ def test_what_has_no_words_comes_back_as_it_was(client: Client, model: TrainedMo
     page = f"<table><td>1&nbsp;234<td>a b</table>{'<p>&mdash; 3 <b>4</b>' * 3}"
     back = client.post("/translate", q=page, format="html").json["translatedText"]
     assert back == page.replace("a b", one)
-
-
-def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel) -> None:
     terms = Glossary({"b": "G H"})
     settings = Settings(split_sentences=False, restore_case=True, avoid=("A",), glossary=terms)
     with serving(folder, settings) as client:
@@ -224,7 +221,7 @@ def test_words_and_capitals_for_every_request(folder: Path, model: TrainedModel)
         assert client.post("/translate", q="c").status == 200
 
 
-def test_lists_that_contradict_each_other_are_refused_at_the_start(folder: Path) -> None:
+def test_contradictions_at_the_start_and_what_it_has(folder: Path, client: Client) -> None:
     settings = Settings(avoid=("A",), glossary=Glossary({"b": "G A"}))
     with pytest.raises(InputError, match="glossary: b = G A contains an avoided phrase"):
         by_pair([folder], settings)
@@ -236,9 +233,6 @@ def test_lists_that_contradict_each_other_are_refused_at_the_start(folder: Path)
     assert isinstance(translated, Translation)
     with pytest.raises(InputError, match="are for one language pair, and the models have 2"):
         by_pair([folder, folder / "none"], settings)
-
-
-def test_says_what_it_has(client: Client) -> None:
     assert client.get("/languages").json == [
         {"code": "src", "name": "src", "targets": ["trg"]},
         {"code": "trg", "name": "trg", "targets": []},
@@ -371,14 +365,6 @@ def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
     assert [each.target for each in request.glossary.occurrences("a b")] == ["A", "B"]
 
 
-def test_terms_of_a_request_are_found_by_its_language() -> None:
-    glossary = {"ışık": "light"}
-    for language, expected in (("tr", True), ("en", False)):
-        body = queries.TranslateBody(q="IŞIK", glossary=glossary)
-        (text,) = queries.texts_of(body, 500, TextDivision(), language)
-        assert (text.sentences[0].glossary is not None) == expected
-
-
 BODIES = [
     (b"{", JSON, 400, ""),
     (b"[]", JSON, 400, ""),
@@ -455,7 +441,7 @@ def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
     return found
 
 
-def test_garbage_harms_no_other_client(client: Client, model: TrainedModel) -> None:
+def test_garbage_and_clients_that_leave(client: Client, model: TrainedModel) -> None:
     for garbage in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET\r\n\r\n",
@@ -466,8 +452,6 @@ def test_garbage_harms_no_other_client(client: Client, model: TrainedModel) -> N
         assert said.startswith(b"HTTP/1.1 400 ") or said == b""
     assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
 
-
-def test_clients_that_leave_are_noted_and_nothing_is_lost(client: Client, model: TrainedModel) -> None:
     def left() -> float:
         text = client.get("/metrics").content.decode()
         found = re.search(r'econmt_requests_total\{path="/translate",status="499"\} ([0-9.]+)', text)

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.budget import run_budget
 from econmt.budget.planner import BatchBudget, MemoryPlan, Planner
 from econmt.budget.run_budget import Budget, divide, first_plan
 from econmt.checkpoint.state import TrainingState
+from econmt.config.recipe import load_recipe
 from econmt.config.training import ParallelSection
 from econmt.data.batching.batches import Batch
+from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.devices import is_out_of_memory
@@ -516,3 +519,38 @@ def test_rank_zero_decides_if_a_saved_plan_is_kept(planned: Planned) -> None:
     trainer.state.plan["made_for"] = budget._made_for(trainer.state.text)
     budget.make(trainer.state, 0)
     assert budget.plan.decoding_rows == plan.decoding_rows + 1
+
+
+@pytest.mark.parametrize(
+    ("valid", "test", "translated", "longest"),
+    [
+        (4, 9, 5, 9),
+        (9, 4, 5, 9),
+        (9, 4, 0, 4),
+        (4, 9, 0, 9),
+        (4, None, 0, 4),
+        (4, None, -1, 4),
+        (4, 9, -1, 9),
+    ],
+)
+def test_the_longest_sentence_that_is_translated_counts(
+    monkeypatch: pytest.MonkeyPatch, valid: int, test: int | None, translated: int, longest: int
+) -> None:
+    """Validation is translated if it is decoded, or if there is no test text; the test text always."""
+    overrides = [f"training.decode_and_evaluate={translated}", "decoding.max_output_factor=3"]
+    overrides.append("training.early_stopping.metric=perplexity")
+    split = lambda length: SimpleNamespace(source_lengths=torch.tensor([1, length]))  # noqa: E731
+    budget = object.__new__(Budget)
+    side = SimpleNamespace(size=9)
+    budget.recipe, budget.task = load_recipe("quickstart", overrides), SimpleNamespace(translates=True)
+    budget.prepared = SimpleNamespace(
+        valid=split(valid),
+        test=None if test is None else split(test),
+        vocabularies=SimpleNamespace(sides=(side, side), factor_sizes=()),
+    )
+    budget.device, budget._state = torch.device("cpu"), 0
+    shapes: list[Any] = []
+    monkeypatch.setattr(run_budget, "estimate_search", lambda *given: shapes.append(given[3]) or 1)
+    monkeypatch.setattr(run_budget, "search_rows", lambda needed, *_: needed(7))
+    assert budget._decoding_rows(1 << 30, 0) == 1
+    assert shapes == [(7, longest + 1, 3 * longest + MAX_OUTPUT_EXTRA + 1)]

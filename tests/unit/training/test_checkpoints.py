@@ -36,7 +36,9 @@ def copy(trained: Run, tmp_path: Path) -> Run:
     return Run(trained.text, tmp_path / "copy", ("training.keep_last_params=9",))
 
 
-def test_loading_gives_the_parameters_that_training_had(trained: Run, copy: Run) -> None:
+def test_files_have_the_parameters_of_training_and_say_whose(
+    trained: Run,
+) -> None:
     trainer, before = trained.trainer(), torch.get_rng_state()
     loaded = load_model(trained.folder.path, "last")
     assert torch.equal(torch.get_rng_state(), before), "it draws nothing"
@@ -44,14 +46,20 @@ def test_loading_gives_the_parameters_that_training_had(trained: Run, copy: Run)
     assert loaded.recipe == trained.recipe
     assert loaded.vocabularies.target.size == 12
     assert_same_bits(parameters(loaded.model), parameters(trainer.model))
+    metadata = read_metadata(trained.folder.parameters(4))
+    assert (metadata["format"], metadata["update"], len(metadata["vocabulary"])) == ("econmt-1", "4", 64)
+    model = json.loads(metadata["model"])
+    assert [model[name] for name in ("embedding", "source_size", "target_size")] == [6, 12, 12]
+    assert model["encoder"]["size"] == 8
+
+
+def test_which_checkpoint_is_the_last_or_another(copy: Run, trained: Run) -> None:
     for update in (99_999, 100_000):
         copy.folder.parameters(update).touch()
         assert checkpoints.parameter_file(copy.folder, "last") == copy.folder.parameters(update)
     (copy.folder.states / "00008.interrupted").mkdir()
     assert copy.folder.commits()[-2:] == [Commit(8, False), Commit(8, True)]
 
-
-def test_which_checkpoint(trained: Run) -> None:
     def bias(which: str | int | Path) -> torch.Tensor:
         return load_model(trained.folder.path, which).model.output.bias
 
@@ -67,19 +75,18 @@ def test_which_checkpoint(trained: Run) -> None:
         bias("newest")
 
 
-def test_a_parameter_file_says_what_it_belongs_to(trained: Run) -> None:
-    metadata = read_metadata(trained.folder.parameters(4))
-    assert (metadata["format"], metadata["update"], len(metadata["vocabulary"])) == ("econmt-1", "4", 64)
-    model = json.loads(metadata["model"])
-    assert [model[name] for name in ("embedding", "source_size", "target_size")] == [6, 12, 12]
-    assert model["encoder"]["size"] == 8
-
-
 def refused(message: str) -> pytest.RaisesExc[InputError]:
     return pytest.raises(InputError, match=message)
 
 
-def test_folders_that_hold_no_model(tmp_path: Path, trained: Run, copy: Run) -> None:
+def test_folders_and_vocabularies_of_others(tmp_path: Path, trained: Run, copy: Run) -> None:
+    vocabulary = copy.folder.path / "vocab.source.txt"
+    before = vocabulary.read_text()
+    vocabulary.write_text(before.replace("a", "z"))
+    message = rf"^{copy.folder.best}: belongs to another vocabulary \(fingerprint \w{{12}}, here \w{{12}}\); restore"
+    with refused(message):
+        load_model(copy.folder.path)
+    vocabulary.write_text(before)
     with refused(f"^{tmp_path / 'absent'}: no such model folder"):
         load_model(tmp_path / "absent")
     with refused(f"^{tmp_path}: not a model folder, as it has no recipe.yaml"):
@@ -97,14 +104,6 @@ def test_folders_that_hold_no_model(tmp_path: Path, trained: Run, copy: Run) -> 
     for which in ("last", 4):
         with refused(f"^{exported}: no checkpoint '{which}'; it has the best one alone$"):
             load_model(exported, which)
-
-
-def test_the_vocabulary_of_another_model_is_refused(copy: Run) -> None:
-    vocabulary = copy.folder.path / "vocab.source.txt"
-    vocabulary.write_text(vocabulary.read_text().replace("a", "z"))
-    message = rf"^{copy.folder.best}: belongs to another vocabulary \(fingerprint \w{{12}}, here \w{{12}}\); restore"
-    with refused(message):
-        load_model(copy.folder.path)
 
 
 def test_parameters_of_another_model_are_refused_by_name_and_shape(copy: Run) -> None:
@@ -131,7 +130,9 @@ def test_a_recipe_of_another_model_of_like_shapes_is_refused(copy: Run) -> None:
         load_model(copy.folder.path)
 
 
-def test_a_description_without_a_key_of_today_has_its_default(copy: Run) -> None:
+def test_older_descriptions_and_missing_vocabularies(
+    copy: Run,
+) -> None:
     tensors, metadata = read_tensors(copy.folder.best)
     description = json.loads(metadata["model"])
     assert description["encoder"].pop("rank") is None
@@ -143,6 +144,10 @@ def test_a_description_without_a_key_of_today_has_its_default(copy: Run) -> None
         else:
             with refused(rf"was trained with model\.encoder .*{key}"):
                 load_model(copy.folder.path)
+    tensors, metadata = read_tensors(copy.folder.parameters(8))
+    write_tensors(copy.folder.parameters(8), tensors, {**metadata, "vocabulary": "0" * 64})
+    with refused(rf"^{copy.folder.parameters(8)}: belongs to another vocabulary"):
+        checkpoints.load_saved(copy.folder, Commit(8, True))
 
 
 @pytest.mark.parametrize("last", [1, 2])
@@ -312,7 +317,7 @@ def test_a_lost_checkpoint_is_not_replaced_by_another_best(copy: Run) -> None:
     assert read_tensors(copy.folder.best)[1]["update"] == other["update"]
 
 
-def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> None:
+def test_leftovers_are_removed_and_damages_named(make_run: MakeRun, copy: Run) -> None:
     run = make_run()
     run.folder.create()
     pending(run.folder.parameters(2)).write_bytes(b"params of a checkpoint that was never committed")
@@ -322,9 +327,6 @@ def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> N
     assert recover(run.folder, 1, False) == (None, [])
     assert sorted(path.name for path in run.folder.path.iterdir()) == ["training_state"]
     assert list(run.folder.states.iterdir()) == []
-
-
-def test_a_damaged_state_is_refused_with_its_file(copy: Run) -> None:
     state = copy.folder.state(Commit(8, True))
     shutil.rmtree(copy.folder.state(Commit(6, True)))  # so that there is none to fall back to
     content = (state / "state.json").read_text()
@@ -338,10 +340,3 @@ def test_a_damaged_state_is_refused_with_its_file(copy: Run) -> None:
     (state / "optimizer.safetensors").write_bytes(b"\x80\x04K.")
     with refused(r"optimizer.safetensors is a pickle"):
         copy.trainer()
-
-
-def test_a_commit_needs_its_vocabulary(copy: Run) -> None:
-    tensors, metadata = read_tensors(copy.folder.parameters(8))
-    write_tensors(copy.folder.parameters(8), tensors, {**metadata, "vocabulary": "0" * 64})
-    with refused(rf"^{copy.folder.parameters(8)}: belongs to another vocabulary"):
-        checkpoints.load_saved(copy.folder, Commit(8, True))

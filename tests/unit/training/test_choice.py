@@ -191,13 +191,13 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     ops = ("ops={encoder: reference, decoder: reference, output: reference}",)
     named = Run(text, tmp_path / "named", ops)
     assert named.trainer().step.implementations[:2] == ("reference",) * 2
+
+
+def test_choices_for_another_device_machine_or_graph() -> None:
     recipe, saved = load_recipe("quickstart", ["ops.output=reference"]), as_saved(RULE, CPU)
     assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
     for other, device in ((saved, torch.device("cuda")), ({}, CPU), ({"device": "cpu"}, CPU)):
         assert saved_choice(recipe, other, device) is None
-
-
-def test_what_a_machine_cannot_run_is_refused() -> None:
     refuse_missing(AUTO, "cpu")
     refuse_missing(Implementations.everywhere("recompute"), "cpu")
     message = r"ops.output=triton: cannot run .* cpu; use one of auto, reference, recompute"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -25,10 +26,11 @@ def first(make_run: MakeRun) -> Run:
 def test_a_run_begins_with_the_parameters_of_another(make_run: MakeRun, first: Run) -> None:
     """It is said, recorded, and its updates are counted from nothing."""
     expected, _ = read_tensors(first.folder.best)
-    for place in (first.folder.path, first.folder.best):
-        second = make_run(
-            f"training.initialize_from={place}", "training.max_updates=3", name=f"second-{place.name}"
-        )
+    moved, kept = first.folder.path.with_name("moved.safetensors"), "training.update_vocab=true"
+    shutil.copy(first.folder.best, moved)
+    for place, *more in ((first.folder.path,), (moved, kept), (first.folder.best,)):
+        more += [f"training.initialize_from={place}", "training.max_updates=3"]
+        second = make_run(*more, name=f"second-{place.name}")
         assert_same_bits(parameters(second.trainer().model), expected)
     other = parameters(make_run(name="other").trainer().model)
     assert not torch.equal(other["output.weight"], expected["output.weight"])

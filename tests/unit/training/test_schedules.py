@@ -28,7 +28,7 @@ PLATEAU = [
 ]
 
 
-def test_plateau_follows_the_table_also_through_a_saved_state() -> None:
+def test_plateau_follows_the_table_and_others_never_reduce() -> None:
     keys = {"name": "plateau-reduce", "reduce_factor": 0.7, "reduce_num_not_improved": 2, "warmup": 3}
     whole, resumed = schedule(**keys), schedule(**keys)
     for checkpoint, improved, reduced, factor, count in PLATEAU:
@@ -42,9 +42,6 @@ def test_plateau_follows_the_table_also_through_a_saved_state() -> None:
         assert resumed.state_dict() == whole.state_dict()
         assert whole.learning_rate(100) == pytest.approx(0.4 * factor)
         assert whole.learning_rate(1) == pytest.approx(0.4 * factor / 3)
-
-
-def test_only_a_plateau_schedule_reduces_and_goes_back() -> None:
     constant = schedule(name="constant", reduce_num_not_improved=1)
     assert not any(constant.checkpoint(False) for _ in range(5))
     assert not constant.goes_back
@@ -60,7 +57,7 @@ ENDS = {"warmup": 4, "decay_updates": 20, "min_learning_rate": 0.1}
 ROOT = math.sqrt(2)
 
 
-def test_rates_are_those_of_the_formulas() -> None:
+def test_rates_are_those_of_the_formulas_and_schedules_that_lack_something() -> None:
     for keys, rates in (
         ({"name": "constant"}, {1: 0.4, 2: 0.4, 10**6: 0.4}),
         ({"name": "constant", "warmup": 4}, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.4, 6: 0.4}),
@@ -79,9 +76,6 @@ def test_rates_are_those_of_the_formulas() -> None:
     ):
         found = {update: schedule(**keys).learning_rate(update) for update in rates}
         assert found == pytest.approx(rates, rel=1e-12, abs=1e-16)
-
-
-def test_schedules_that_lack_something() -> None:
     for message, keys in {
         "cosine needs decay_updates of more than warmup": {"name": "cosine"},
         r"more than warmup \(5\)": {"name": "linear", "warmup": 5, "decay_updates": 5},

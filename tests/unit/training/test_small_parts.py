@@ -6,8 +6,11 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,15 +20,17 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from econmt import errors
 from econmt.checkpoint.state import TrainingState
 from econmt.config.recipe import Averaging, EarlyStopping, Training, load_recipe
+from econmt.data.files import notice
 from econmt.engine.devices import give_back_library_pages, peak_memory, reproducible, resolve_device
 from econmt.engine.step import StepResult
 from econmt.errors import InputError, TrainingError
 from econmt.training.decisions import Pace, RunAverage, end_reason, outlook, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
-from econmt.training.results import WHY_BELOW, draw_learning_curve
+from econmt.training.results import WHY_BELOW, _draw_attention, are_complete, draw_learning_curve
 from econmt.training.update_metrics import LEAST, LossScaling, MetricsQueue, UpdateMetrics
 from tests.unit.engine.test_step import make_step, make_task
 
@@ -33,7 +38,7 @@ CPU = torch.device("cpu")
 NO_PATIENCE = EarlyStopping(max_num_checkpoint_not_improved=None)
 
 
-def test_end_reason() -> None:
+def test_end_reason_and_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
     for limits, state, epoch, reason in (
         ({"max_updates": 5}, {"update": 4}, 0, None),
         ({"max_updates": 5}, {"update": 5}, 0, "max_updates 5 reached"),
@@ -47,9 +52,6 @@ def test_end_reason() -> None:
         ({"max_updates": 9, "early_stopping": NO_PATIENCE}, {"update": 8, "num_not_improved": 1000}, 0, None),
     ):
         assert end_reason(Training(**limits), TrainingState(**state), epoch) == reason
-
-
-def test_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
     state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
     for limits, left in (
         ({"max_updates": 300}, 100.0),
@@ -63,7 +65,7 @@ def test_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
     assert share_done(Training(), state, 0.5) is None
 
 
-def test_the_outlook_says_what_it_is_based_on() -> None:
+def test_the_basis_of_the_outlook_and_readings_on_the_cpu() -> None:
     told = outlook(load_recipe("multi30k"), 453, 0.5)
     assert told.startswith(
         "at the speed of the first updates, without validation: an epoch takes about 0:03:46, "
@@ -73,6 +75,8 @@ def test_the_outlook_says_what_it_is_based_on() -> None:
         in told
     )
     assert told.endswith("600 to 1,800 updates, about 0:05:00 to 0:15:00 here")
+    runs = [load_recipe("multi30k", [f"training.max_updates={last}"]) for last in (1799, 1800)]
+    assert ["20 BLEU" in outlook(run, 453, 0.5) for run in runs] == [False, True]
     assert "an epoch takes about 0:01:53, " in outlook(
         load_recipe("multi30k", ["training.update_interval=2"]), 453, 0.5
     )
@@ -81,9 +85,6 @@ def test_the_outlook_says_what_it_is_based_on() -> None:
         assert ("20 BLEU took" in outlook(limited, 453, 0.5)) == is_told
     assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
     assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
-
-
-def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
     readings = MetricsQueue(CPU)
     index = [np.arange(3)]
     (found,) = readings.submit(4, StepResult(torch.tensor(6.5), torch.tensor(0.25)), 13, index)
@@ -143,6 +144,12 @@ def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert called == [signal.SIGTERM, signal.SIGINT] * 2
     signal.signal(signal.SIGINT, old)
+    try:
+        with Interrupts():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a handler that is set meanwhile stays
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
 
 
 def test_a_loss_scale_that_is_the_least_goes_on_and_other_precisions_have_none() -> None:
@@ -173,15 +180,27 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("cuda:2", "torch sees 2 GPUs here")
 
 
-def test_determinism_and_threads_are_put_back() -> None:
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    with reproducible(CPU, 1):
-        assert torch.get_num_threads() == 1
-        assert torch.are_deterministic_algorithms_enabled()
-    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+def test_what_is_put_back_and_peak_memory() -> None:
+    switches: Any = torch.utils.deterministic
 
+    def settings() -> tuple[int, bool, bool, bool]:
+        modes = (
+            torch.are_deterministic_algorithms_enabled,
+            torch.is_deterministic_algorithms_warn_only_enabled,
+        )
+        return torch.get_num_threads(), modes[0](), modes[1](), switches.fill_uninitialized_memory
 
-def test_peak_memory_counts_what_the_process_holds() -> None:
+    before = settings()
+    try:
+        for mode, warns, fills in ((False, False, True), (True, True, False), (True, False, True)):
+            torch.use_deterministic_algorithms(mode, warn_only=warns)
+            switches.fill_uninitialized_memory = fills
+            with reproducible(CPU, 1):
+                assert settings() == (1, True, False, False)
+            assert settings() == (before[0], mode, warns, fills)
+    finally:
+        torch.use_deterministic_algorithms(before[1], warn_only=before[2])
+        switches.fill_uninitialized_memory = before[3]
     before = peak_memory(CPU)
     held = torch.ones(1 << 25)  # 128 MiB, which no process held before its peak
     while peak_memory(CPU) == before:
@@ -192,7 +211,7 @@ def test_peak_memory_counts_what_the_process_holds() -> None:
 FIGURES = Figures(1200, 2, 4.0, 3e-4, 0.5, 12345.6, 2_500_000_000, 3725.0)
 
 
-def test_a_line_of_progress_has_all_that_was_promised() -> None:
+def test_lines_bars_and_words_of_progress() -> None:
     assert FIGURES.line() == (
         "update 1200  loss 4.0000  12,346 target tokens/s  process peak 2,500 MB  1:02:05 left  "
         "epoch 3  perplexity 54.60  learning rate 0.0003  gradient norm 0.5"
@@ -203,9 +222,6 @@ def test_a_line_of_progress_has_all_that_was_promised() -> None:
     assert "GPU peak 2,500 + 623 MB outside PyTorch  " in on_gpu.line()
     assert "GPU 2,500 + 623 MB  " in on_gpu.line(80)
     assert "GPU 2,500 + 623 MB  " in on_gpu.live(80).plain
-
-
-def test_without_room_what_matters_most_stays() -> None:
     line = "update 1200  loss 4.0000  12,346 tokens/s  process 2,500 MB  1:02:05 left"
     assert FIGURES.line(80) == line
     shorter = FIGURES.line().replace("  learning rate 0.0003", "")
@@ -219,9 +235,6 @@ def test_without_room_what_matters_most_stays() -> None:
             for words in (f"{figures.update:,}", "loss 4.000", "12,346 tokens/s", "2,500 MB", " left"):
                 assert words in shown
             assert ("perplexity 54.60" in shown) == (width == 120)
-
-
-def test_the_bar_shows_what_is_done() -> None:
     lengths = {}
     for update in (0, 1000, 2000, 4000):
         shown = FIGURES._replace(update=update, updates=4000).live(80).plain
@@ -229,6 +242,8 @@ def test_the_bar_shows_what_is_done() -> None:
         lengths[update] = heavy / (heavy + light)
         assert f"{update:,}/4,000" in shown
     assert lengths == pytest.approx({0: 0.0, 1000: 0.25, 2000: 0.5, 4000: 1.0}, abs=0.1)
+    assert perplexity(1000.0) == float("inf")
+    assert duration(59.6) == "0:01:00"
 
 
 @given(
@@ -246,11 +261,6 @@ def test_the_pace_is_from_the_last_sample_that_is_minutes_old(steps: list[tuple[
         old = [each for each in samples[1:-1] if seconds - each[0] >= 180.0]
         (began, first), (now, last) = (old or samples)[-1 if old else 0], samples[-1]
         assert found == ((now - began) / (last - first) if last > first else seconds / update)
-
-
-def test_words_for_numbers() -> None:
-    assert perplexity(1000.0) == float("inf")
-    assert duration(59.6) == "0:01:00"
 
 
 def show(folder: Path, terminal: bool) -> str:
@@ -285,6 +295,25 @@ def test_without_a_terminal_there_are_plain_lines_and_tensorboard_gets_every_fig
     assert names <= set(events.Tags()["scalars"])
     (event,) = events.Scalars("train/loss")
     assert (event.step, event.value) == (1200, 4.0)
+    # What a resumed run writes takes the place of what came after the checkpoint.
+    for checkpoint, update in ((1200, 1300), (1299, 1301)):
+        resumed = Progress(tmp_path / "log", tmp_path / "tensorboard", Console(quiet=True), checkpoint)
+        with resumed:
+            resumed.updates(FIGURES._replace(update=update))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1200, 1301]
+
+
+def test_when_quiet_only_warnings_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(errors, "quiet", True)
+    progress = Progress(tmp_path / "log", None, Console(quiet=True), 0)
+    for say in (progress.note, notice):
+        say("something")
+        say("warning: something else")
+        assert capfd.readouterr().err == "econmt: warning: something else\n"
+    assert log_of(tmp_path) == ["something", "warning: something else"]
 
 
 def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
@@ -317,6 +346,47 @@ def test_averaging_begins_only_at_a_regular_checkpoint(update: int, begins: bool
     state.metrics = [row for row in rows if row["update"] <= update]
     assert bool(average.checkpoint(state)) == begins
     assert state.average_from == (update if begins else None)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chosen"),
+    [
+        ([3, 4, 24, 25], 2),
+        ([3, 25, 26], 0),
+        ([4, 9, 9], 1),
+        ([26, 25], 1),
+        ([3, 2, 2, 30], 1),
+        ([-5, 3], 1),
+        ([-5], None),
+        ([], None),
+    ],
+)
+def test_the_longest_readable_translation_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], chosen: int | None
+) -> None:
+    """A negative length stands for a translation without tokens."""
+    results, asked = "econmt.training.results", list[Any]()
+
+    def translate(requests: Sequence[Any]) -> list[Any]:
+        asked.extend(requests)
+        return [SimpleNamespace(attention=torch.ones(1), source_tokens=[], tokens=[])]
+
+    monkeypatch.setattr(f"{results}.Translator", lambda *_, **__: SimpleNamespace(translate=translate))
+    monkeypatch.setattr(f"{results}.draw_attention", lambda *_: [])
+    found = [SimpleNamespace(source_tokens=["a"] * abs(n), tokens=["b"] * (n >= 0)) for n in lengths]
+    folder, made = SimpleNamespace(pictures=tmp_path), MagicMock()
+    pictures = _draw_attention(folder, found, [*range(len(lengths))], made)
+    assert (pictures, asked) == (([], []) if chosen is None else ([tmp_path / "attention.png"], [chosen]))
+
+
+@pytest.mark.parametrize(("update", "test"), [(4, "new"), (4, None), (3, "news"), (5, "news"), (4, "news")])
+def test_results_of_another_update_or_test_text_are_not_complete(
+    monkeypatch: pytest.MonkeyPatch, update: int, test: str | None
+) -> None:
+    made = SimpleNamespace(update=4, test="news")
+    monkeypatch.setattr("econmt.training.results.read_results", lambda _: made)
+    recipe = SimpleNamespace(data=SimpleNamespace(test=test))
+    assert are_complete(SimpleNamespace(), recipe, update) == ((update, test) == (4, "news"))
 
 
 def drawn(metrics: list[dict[str, float]], path: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:

@@ -59,7 +59,7 @@ def without_checksum(metadata: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if key != "checksum"}
 
 
-def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> None:
+def test_what_is_written_is_read_once_and_damage_found(path: Path, tmp_path: Path) -> None:
     with safetensors.safe_open(path, framework="pt") as file:
         theirs = without_checksum(file.metadata())
     content = path.read_bytes()
@@ -76,9 +76,6 @@ def test_what_is_written_is_read_by_the_library_and_by_econmt(path: Path) -> Non
         assert {name: value.dtype for name, value in each.items()} == {
             n: v.dtype for n, v in tensors().items()
         }
-
-
-def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "same\n")
     inode = path.stat()[stat.ST_INO]
@@ -206,7 +203,7 @@ def without(field: str) -> str:
     return json.dumps(values)
 
 
-def test_text_that_is_no_state_is_refused_with_the_file() -> None:
+def test_text_that_is_no_state_is_refused_with_the_file_and_random_states_bring_back_the_generator() -> None:
     fields = "random", "since_log", "metrics", "num_not_improved"
     none = ("", "{", "[]", "null", without("format"))
     later = state().to_json().replace("econmt-training-state-1", "econmt-training-state-9")
@@ -218,6 +215,12 @@ def test_text_that_is_no_state_is_refused_with_the_file() -> None:
     ):
         with pytest.raises(InputError, match=rf"^state\.json: {problem}"):
             TrainingState.from_json(text, "state.json")
+    torch.manual_seed(5)
+    states = json.loads(json.dumps(random_states()))
+    first = torch.rand(3).tolist()
+    assert torch.rand(3).tolist() != first
+    restore_random_states(states)
+    assert torch.rand(3).tolist() == first
 
 
 def test_a_value_that_no_run_has_saved_is_named() -> None:
