@@ -267,8 +267,9 @@ class Budget:
         if not self.task.translates:
             return 1
         recipe, decoding = self.recipe, self.recipe.decoding
-        texts = [self.prepared.test, *([self.prepared.valid] if recipe.training.decode_and_evaluate else [])]
-        longest = max((int(text.source_lengths.max()) for text in texts if text is not None), default=0)
+        texts = [each for each in (self.prepared.valid, self.prepared.test) if each is not None]
+        translated = texts if recipe.training.decode_and_evaluate else texts[-1:]
+        longest = max(int(text.source_lengths.max()) for text in translated)
         # Batches of longer sentences contain fewer of them.
         source = min(longest, recipe.pairs.max_length) + 1
         target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
