@@ -26,6 +26,7 @@ ENGLISH = """<?xml version="1.0" encoding="utf-8"?>
 <Section><Label>2</Label><Text><Repealed>[Repealed, 2001, c. 3]</Repealed></Text></Section>
 <Section><Label>3</Label><Subsection><Label>(1)</Label><Text>See the <XRefExternal link="L-1">Lamp Oil Act</XRefExternal>
  first.</Text><Paragraph><Label>(a)</Label><Text>an oil lamp</Text></Paragraph>
+ <ContinuedSectionSubsection><Text>or only in English</Text></ContinuedSectionSubsection>
  <Paragraph><Label>(b)</Label><Text>a lamp of gas</Text></Paragraph>
  <ContinuedSectionSubsection><Text>shines at night.</Text></ContinuedSectionSubsection></Subsection>
  <Subsection><Label>(2)</Label><Text>Only in English.</Text></Subsection></Section>

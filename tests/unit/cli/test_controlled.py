@@ -176,6 +176,8 @@ def test_the_command_is_the_python_interface(call: Call, word_model: Path, langu
     assert [each.score for each in unweighted] == [each.score for each in plain]
     usual = model.translate(["a b"], language_model=language_model)[0].score
     assert usual == model.translate(["a b"], language_model=language_model, lm_weight=0.2)[0].score
+    with pytest.raises(InputError, match="nowhere"):  # not the one that was kept
+        model.translate(["a b"], language_model="nowhere", lm_weight=0.2)
 
 
 def test_subwords_of_the_translation_model(text: Path, subword_model: Path, tmp_path: Path) -> None:

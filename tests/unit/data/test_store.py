@@ -240,6 +240,10 @@ class TestReuse:
         assert len(run().train) == 200
         assert file.read_bytes() != before
         again = partial(prepare, make_recipe(), Path.cwd() / "store", [corpus], show_progress=False)
+        away = partial(prepare, make_recipe(), Path.cwd() / "store", [], show_progress=False)
+        assert len(away().train) == 200
+        with pytest.raises(InputError, match=r"train\.tokens: has changed since it was written"):
+            away(verify=True)
         again(verify=True)
         assert file.read_bytes() == before
         text = corpus / "train.de"

@@ -78,6 +78,8 @@ def test_every_step_is_as_the_definition_has_it(cell: str, beam_size: int) -> No
     drawn = sample(MODEL, *toy.sources(*SENTENCES), torch.tensor(limits), settings, [1, 2, 3], fusion)
     if beam_size == 1:
         assert [each[0].ids for each in drawn] == [each[0].ids for each in found]
+        real = [each[0].log_probability for each in found]
+        assert [each[0].log_probability for each in drawn] == pytest.approx(real, abs=1e-5)
 
 
 VOCABULARY = 9

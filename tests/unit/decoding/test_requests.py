@@ -171,7 +171,10 @@ def test_terms_are_separated_and_found_whole() -> None:
 
 def test_a_sentence_s_own_glossary_has_priority_and_files_of_terms_and_phrases(tmp_path: Path) -> None:
     own, general = Glossary({"dog": "Köter"}), Glossary({"hot dog": "Wurst", "dog": "Hund", "cat": "Katze"})
-    assert [each.target for each in occurrences("cat, hot dog", [own, general])] == ["Katze", "Köter"]
+    words = WordVocabulary([*SPECIAL_TOKENS, "Köter", "Wurst", "Hund", "Katze"])
+    terms = ConstraintCompiler(words, (), general).terms(Request("cat, hot dog", glossary=own))
+    assert terms == occurrences("cat, hot dog", [own, general])
+    assert [each.target for each in terms] == ["Katze", "Köter"]
     assert [each.target for each in occurrences("cat, hot dog", [general])] == ["Katze", "Wurst"]
     (tmp_path / "terms").write_text("dog\tHund\n\n  hot dog \tWurst\ndog\tHund\n", encoding="utf-8")
     assert targets(read_glossary(tmp_path / "terms"), "hot dog dog") == ["Wurst", "Hund"]

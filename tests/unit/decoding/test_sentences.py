@@ -27,6 +27,7 @@ TEXTS = [
     ("en", '"Stop!" he said.|"Why?"|She left...|Then nothing.|(He laughed.)|Is it so?!|Yes…|No.'),
     ("en", "The U.S. President came from the U.S.|He went to example.com/a.b today."),
     ("en", "1. First item.|It is 12.|I like it! 😀|He too.|- Yes.|- No."),
+    ("en", "Buy these.|1. Milk.|2. Bread."),
     ("en-GB", "He works at Smith & Co. Ltd. in St. Albans, i.e. Not far."),
     ("DE_at", "Am 3. Oktober war der II. Weltkrieg lange vorbei.|Das war 1990.|Er kam z.B. Montag."),
     ("de", "Dr. Müller ging usw.|„Halt!“, rief er.|„Nein.“|Sie ging."),

@@ -118,6 +118,7 @@ def test_the_sum_of_the_parts_is_the_whole(model: TranslationModel) -> None:
     assert ledger.category("optimizer state") == 2 * size + steps
     assert ledger.largest == sorted(ledger.largest, key=lambda tensor: -tensor.bytes)
     assert [*dict.fromkeys(phase for _, _, phase in ledger.timeline)] == ["forward", "backward", "optimizer"]
+    assert ledger.timeline[1].bytes > ledger.timeline[0].bytes, "a change counts from its own point on"
     # The update leaves weights, gradients and state, and the batch.
     assert ledger.timeline[-1].bytes - 4 * size - steps in range(1, 200)
 

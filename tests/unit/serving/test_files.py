@@ -168,6 +168,7 @@ def test_what_counts_as_text_and_encodings_of_the_web() -> None:
         ("text/html; charset=windows-1251", "<meta charset=utf-8>", "cp1251", "windows-1251"),
         ("text/html", '<meta http-equiv=a content="text/html; charset=koi8-r">', "koi8-r", "koi8-r"),
         ("text/html", "<meta charset=utf-16>", "utf-8", "utf-8"),
+        ("text/plain; charset=utf-16le", "", "utf-16-le", "utf-16le"),
         ('text/plain; format=flowed; charset="KOI8"', "", "koi8-r", "koi8-r"),
         ("text/plain", "\ufeff", "utf-16-le", "utf-16le"),
         ("text/plain; charset=koi8-r", "\ufeff", "utf-16-be", "utf-16be"),

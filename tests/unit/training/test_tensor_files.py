@@ -267,6 +267,7 @@ def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None
         "nan",
     )
     assert end == ""
+    assert TrainingState(metrics=[values, early]).metrics_text().split("\n")[0] == header
     names = (
         "update seconds target_tokens train_loss valid_perplexity bleu learning_rate target_tokens_per_second"
     )
