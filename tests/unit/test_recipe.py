@@ -377,7 +377,7 @@ def test_keys_that_left_are_read_at_their_defaults_and_told_otherwise(key: str) 
         *sections, name = key.split(".")
         for part in sections:
             section = section.setdefault(part, {})
-        section[name] = value
+        section |= {name: value, "kept": 1}
         told = remove_keys(tree)
         assert told == ({} if value == default else {key: f"is no longer supported; {advice}"})
-        assert (name in section) == (value != default)
+        assert section == ({"kept": 1} if value == default else {name: value, "kept": 1})

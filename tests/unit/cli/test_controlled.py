@@ -83,9 +83,9 @@ def pairs(text: str) -> list[str]:
 
 def test_wrong_lines_and_lists(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
     good = ("translate", "-m", word_model, "--json-input")
-    ended = call(*good, "--chunk-size", 1, text=objects({"text": "a"}, '{"text": 1}'))
-    failure(ended, "standard input:2: text: expected text, found 1")
-    assert len(ended.lines) == 1
+    ended = call(*good, "--chunk-size", 1, text=objects({"text": "a"}, {"text": "b"}, '{"text": 1}'))
+    failure(ended, "standard input:3: text: expected text, found 1")
+    assert len(ended.lines) == 2
     failure(call(*good, text=objects({"text": "a", "constraints": ["ä"]})), "standard input:1", "'ä'")
     sampled = call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"}))
     failure(sampled, "standard input:1", "sample cannot be combined")

@@ -58,7 +58,6 @@ REFUSED = [
     ("translate -m M --beam-prune nan", "--beam-prune"),
     ("translate -m M --avoid-list none", "none: no such file"),
     ("translate -m M --avoid-list avoid --glossary terms", "terms:1: b c = H contains an avoided phrase"),
-    ("translate -m M --glossary terms -o terms", "is also an input"),
     (
         "translate -m S --glossary unwritable",
         "unwritable:4: z = Ä has characters or words that the target vocabulary lacks",

@@ -94,23 +94,13 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
-def change(path: Path, place: int, *, time: bool) -> None:
-    """Changes a byte; ``time``: so that its time shows it."""
+def change(path: Path, place: int) -> None:
+    """Changes a byte, and not the time of the file."""
     status = path.stat()
     with path.open("r+b") as stream:
         stream.seek(place)
         stream.write(b"\xee" if place % 256 != 0xEE else b"\x11")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + time))
-
-
-def test_a_file_that_is_the_same(large: Path) -> None:
-    description = describe(large)
-    assert description["size"] == LARGE
-    assert description["sha256"] != description["sample"]
-    assert is_as_described(large, description, verify=False)
-    assert is_as_described(large, description, verify=True)
-    os.utime(large, (1, 1))  # as a copy
-    assert is_as_described(large, description, verify=False)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_a_small_file_is_its_own_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,32 +110,27 @@ def test_a_small_file_is_its_own_sample(tmp_path: Path, monkeypatch: pytest.Monk
     description = describe(path)
     assert description["sha256"] == description["sample"]
     for place in (0, 5000, 10239):
-        change(path, place, time=False)
+        change(path, place)
         assert not is_as_described(path, description, verify=False)
         path.write_bytes(bytes(range(256)) * 40)
         os.utime(path, ns=(description["time"], description["time"]))
 
 
-@pytest.mark.parametrize("place", [0, LARGE // 2, LARGE - 1])
-def test_another_time_means_reading_all(large: Path, place: int) -> None:
-    description = describe(large)
-    change(large, place, time=True)
-    assert not is_as_described(large, description, verify=False)
-
-
 def test_a_sample_sees_the_ends_and_most_large_changes_and_verify_everything(large: Path) -> None:
     description = describe(large)
+    assert description["size"] == LARGE
+    assert description["sha256"] != description["sample"]
     found = []
     for place in range(0, LARGE, 40_000):
         before = large.read_bytes()
-        change(large, place, time=False)
+        change(large, place)
         assert not is_as_described(large, description, verify=True)
         found.append(not is_as_described(large, description, verify=False))
         large.write_bytes(before)
         os.utime(large, ns=(description["time"], description["time"]))
     assert found[0]
     assert 0.4 < sum(found) / len(found) < 0.8  # 256 of 320 blocks, drawn with repetition
-    change(large, LARGE - 1, time=False)
+    change(large, LARGE - 1)
     assert not is_as_described(large, description, verify=False)
 
 

@@ -222,10 +222,10 @@ def test_the_n_best_the_recipes_search_and_long_lines() -> None:
     assert (options.batch_size, options.max_input_length, options.beam_prune) == (7, 9, 0.0)
     warnings: list[str] = []
     made = translator(data=data_section(4), warn=warnings.append, chunk_size=2)
-    lines = ["abc", "abcd", "abcdefgh", "a"]
+    lines = ["abc", "abcd", "a", "a", "abcdefgh", "a"]
     assert [translation.text for translation in made.translate(lines, "test.en")] == lines
     assert len(warnings) == 1
-    assert warnings[0].startswith("test.en:3: 8 source tokens, more than the 4 ")
+    assert warnings[0].startswith("test.en:5: 8 source tokens, more than the 4 ")
 
 
 @pytest.mark.parametrize(("mode", "text"), [("cut", "a"), ("skip", "")])
