@@ -23,7 +23,6 @@ from econmt.cli.main import LEAST_ADDRESS_SPACE
 from econmt.cli.workload import parse_bucket
 from econmt.config import conditions, limits, recipe, yaml_reader
 from econmt.config.data import Noise
-from econmt.config.optimizer import ScheduleSection
 from econmt.config.recipe import BatchSize, load_recipe
 from econmt.data import files
 from econmt.data.batching.batch import BatchShape
@@ -82,7 +81,7 @@ def test_numbers_of_calls(most: int) -> None:
     assert limits.natural("9" * 16) is limits.natural("") is limits.natural("²") is None
 
 
-def test_the_smallest_batch_the_largest_perplexity_and_shares_and_updates_of_recipes() -> None:
+def test_the_smallest_batch_the_largest_perplexity_and_the_sum_of_shares() -> None:
     words = BatchSize(type="word", size=60)
     assert [rows_of_batch(words, positions) for positions in (1, 20, 30, 31, 60, 61)] == [60, 3, 2, 1, 1, 1]
     assert rows_of_batch(BatchSize(type="sentence", size=60), 61) == 60
@@ -91,12 +90,6 @@ def test_the_smallest_batch_the_largest_perplexity_and_shares_and_updates_of_rec
     Noise(upper=0.25, title=0.75)
     with pytest.raises(ValueError, match="their sum must be at most 1"):
         Noise(upper=0.25, title=0.7501)
-    for name, least in (("cosine", 11), ("linear", 11), ("constant", 0), ("noam", 0)):
-        for updates in (None, 9, 10, 11):
-            with (
-                nullcontext() if (updates or 0) >= least else pytest.raises(ValueError, match="decay_updates")
-            ):
-                ScheduleSection(name=name, warmup=10, decay_updates=updates)
 
 
 def test_a_file_with_another_time_is_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,6 @@ TOGETHER = {
     "model.decoder.rank=410": "decoder.rank 410 must be at most 409: the hidden matrix of layer 1 is 2048 x 512",
     "model.embedding=8 model.encoder.rank=9": "must be at most 7: the input matrix of layer 1 is 1024 x 8",
     "'model.encoder={size: 1, rank: 1, bidirectional: none}'": "at most 0: the hidden matrix of layer 1 is 4 x 1",
-    "model.weight_tying=src_trg_softmax 'data.subwords={type: words}'": "combined with data.subwords.joint: false",
 }
 """Overrides, and the words with which they are refused."""
 

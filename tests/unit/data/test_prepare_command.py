@@ -71,16 +71,11 @@ def test_second_run_is_the_same_report_without_work(econmt: Command) -> None:
 def test_bad_text_gets_one_clear_line(econmt: Command, corpus: Path) -> None:
     english = corpus / "train.en"
     english.write_bytes(english.read_bytes().replace(b"\n", b"\n\xff", 4).replace(b"\xff", b"", 3))
-    missing = ["text train not found", str(corpus), "train.en exists but train.de(.gz) does not"]
-    for expected in ([f"{english}:5: not valid UTF-8"], missing):
-        code, out, err = econmt()
-        assert (code, out) == (2, "")
-        assert err.startswith("econmt: error: ")
-        assert err.count("\n") == 1
-        for text in expected:
-            assert text in err
-        assert not Path("model/prepared").exists()
-        (corpus / "train.de").unlink(missing_ok=True)
+    code, out, err = econmt()
+    assert (code, out) == (2, "")
+    assert err.startswith(f"econmt: error: {english}:5: not valid UTF-8")
+    assert err.count("\n") == 1
+    assert not Path("model/prepared").exists()
 
 
 LARGE = 5 << 20
@@ -140,10 +135,8 @@ def test_the_places_depend_on_the_content(large: Path, tmp_path: Path) -> None:
     assert describe(other)["sample"] != describe(large)["sample"]
 
 
-def test_size_and_absence(large: Path) -> None:
+def test_an_absent_file_is_told(large: Path) -> None:
     description = describe(large)
-    large.write_bytes(large.read_bytes()[:-1])
-    assert not is_as_described(large, description, verify=False)
     large.unlink()
     with pytest.raises(InputError, match=rf"^{large}: cannot read: No such file"):
         is_as_described(large, description, verify=False)

@@ -234,12 +234,6 @@ class TestEncoding:
         assert found[:2] == [[], []]
         sizes = vocabularies.source.size, *vocabularies.factor_sizes
         assert separate_ids(found[2][0], sizes)[1] == UNK
-        told = r"t:1: 0 streams of source factors, but the model has 2; give each"
-        with pytest.raises(InputError, match=told):
-            encode_sources(vocabularies, ["wide"], [()], place)
-        plain = vocabularies._replace(factors=())
-        with pytest.raises(InputError, match=r"t:1: 1 stream of source factors, but the model has none"):
-            encode_sources(plain, ["wide"], [("long",)], place)
 
     def test_subwords_of_any_text(self, make_recipe: MakeRecipe) -> None:
         """Blanks of all kinds, letters that are unknown, and SentencePiece's own sign for a blank."""

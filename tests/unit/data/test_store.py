@@ -346,9 +346,7 @@ class TestFailureInTheMiddle:
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_places_quantiles_and_reasons(
-    make_recipe: MakeRecipe,
-) -> None:
+def test_places_quantiles_and_reasons(make_recipe: MakeRecipe) -> None:
     assert store_folder(make_recipe()) == Path("model/prepared")
     assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")
     assert length_quantiles(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 20])) == [1, 4, 6, 8, 20, 20, 20]
