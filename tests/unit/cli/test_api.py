@@ -260,7 +260,7 @@ def test_names_of_the_interface_and_the_model(word_model: Path, model: econmt.Tr
     assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
 
 
-def test_scores_and_draws_as_the_commands(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
+def test_scores_are_those_of_the_command(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
     pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
     found = model.score(*zip(*pairs, strict=True), batch_size=2)
     ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))
@@ -275,7 +275,9 @@ def test_scores_and_draws_as_the_commands(call: Call, model: econmt.TrainedModel
     assert model.search_options({"sample": False}).sample is None
 
 
-def test_idle_options_and_evaluation(model: econmt.TrainedModel, call: Call, tmp_path: Path) -> None:
+def test_options_without_effect_are_refused_and_evaluation_is_the_commands(
+    model: econmt.TrainedModel, call: Call, tmp_path: Path
+) -> None:
     drawn, length_ratio = {"sample": True}, {"brevity_penalty_constant_length_ratio": 2.0}
     for options, name, needed in (
         ({"temperature": 0.5}, "temperature", "sample"),

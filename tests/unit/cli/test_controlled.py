@@ -81,7 +81,9 @@ def pairs(text: str) -> list[str]:
     return [f"{one} {other}" for one, other in pairwise(words)]
 
 
-def test_wrong_lines_and_lists(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
+def test_wrong_lines_of_json_are_named_and_lists_hold_for_every_line(
+    call: Call, word_model: Path, subword_model: Path, tmp_path: Path
+) -> None:
     good = ("translate", "-m", word_model, "--json-input")
     ended = call(*good, "--chunk-size", 1, text=objects({"text": "a"}, {"text": "b"}, '{"text": 1}'))
     failure(ended, "standard input:3: text: expected text, found 1")
@@ -277,7 +279,7 @@ def test_terms_that_are_there_anyway_change_nothing_in_any_mode(
         assert torch.equal(found.attention, expected.attention)
 
 
-def test_forms_are_kept_and_the_server_annotates_terms(model: econmt.TrainedModel) -> None:
+def test_annotation_keeps_capitals_and_markup_and_serves_requests(model: econmt.TrainedModel) -> None:
     found = model.translate(["A B C"], glossary=TERMS, restore_case=True)[0].text
     assert counted(found)[0] >= 1
     marked = model.translate(["a <b>b</b> c"], glossary=TERMS, markup=True)[0].text

@@ -29,7 +29,9 @@ def test_files_in_and_out_and_lines_without_tokens(call: Call, word_model: Path,
     assert "econmt: 1 line, 0 target tokens in" in call("translate", "-m", word_model, text="\n").err
 
 
-def test_attention_pictures_and_seeds_of_sampling(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_attention_is_drawn_and_sampling_follows_its_seed(
+    call: Call, word_model: Path, tmp_path: Path
+) -> None:
     picture = tmp_path / "a.png"
     options = ("--output-type", "attention", "--attention-picture", picture)
     ended = call("translate -m", word_model, *options, text="\na b c\n")
@@ -66,7 +68,9 @@ def failure(ended: Ended, *words: str) -> None:
         assert word in errors[0]
 
 
-def test_bad_text_and_lists_of_translations(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_bad_text_loses_nothing_and_several_translations_are_listed(
+    call: Call, word_model: Path, tmp_path: Path
+) -> None:
     ended = call("translate", "-m", word_model, text=b"a b\nc\n\xff\nd\n")
     failure(ended, "standard input:3", "UTF-8")
     assert len(ended.lines) == 2

@@ -83,7 +83,9 @@ def test_a_bad_line_is_named_after_those_before_it(tmp_path: Path, line: bytes, 
             next(chunks)
 
 
-def test_pauses_and_spaces(pipe: tuple[int, Callable[[bytes], None], Callable[[], None]]) -> None:
+def test_a_pipe_that_pauses_gives_what_it_has_and_spaces_stay(
+    pipe: tuple[int, Callable[[bytes], None], Callable[[], None]],
+) -> None:
     reader, write, close = pipe
     chunks = read_chunks(reader, 1000)
     write(b"first\nsec")

@@ -344,7 +344,7 @@ def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], exp
     assert (prefix == "Işık ile") == (languages[1] == "tr")
 
 
-def test_broken_parameters_modes_and_plain_formats() -> None:
+def test_broken_parameters_are_told_and_modes_come_back() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> Tensor:
             return torch.full((self.size,), torch.nan)

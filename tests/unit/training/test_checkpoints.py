@@ -128,7 +128,7 @@ def test_a_recipe_of_another_model_of_like_shapes_is_refused(copy: Run) -> None:
         load_model(copy.folder.path)
 
 
-def test_older_descriptions_and_missing_vocabularies(copy: Run) -> None:
+def test_descriptions_without_a_key_and_with_another_vocabulary(copy: Run) -> None:
     tensors, metadata = read_tensors(copy.folder.best)
     description = json.loads(metadata["model"])
     assert description["encoder"].pop("rank") is None
