@@ -49,8 +49,8 @@ def test_derived_seeds_differ() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_step_has_as_many_seeds_as_it_draws() -> None:
-    counter = SeedCounter(1, torch.device("cpu"), draws=2)
+def test_a_step_has_as_many_seeds_as_it_draws(device: str) -> None:
+    counter = SeedCounter(1, torch.device(device), draws=2)
     found = set()
     for _ in range(3):
         found |= {int(counter.draw()) for _ in range(2)}
@@ -58,6 +58,7 @@ def test_a_step_has_as_many_seeds_as_it_draws() -> None:
             counter.draw()
         counter.advance()
     assert len(found) == 6
+    assert not SeedCounter(2, torch.device(device), draws=2).seeds.eq(counter.seeds).any()
 
 
 def test_is_registered_with_torch(device: str) -> None:

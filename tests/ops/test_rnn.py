@@ -29,6 +29,11 @@ each_layout = pytest.mark.parametrize("batch_first", [False, True], ids=["time-f
 each_start = pytest.mark.parametrize("given", [False, True], ids=["zeros", "state"])
 
 
+def each_case(test: Callable[..., None]) -> Callable[..., None]:
+    """Every kind, direction, layout and start."""
+    return each_kind(each_direction(each_layout(each_start(test))))
+
+
 def pair(
     kind: str, device: str = "cpu", dtype: torch.dtype = torch.float64, **options: Any
 ) -> tuple[Any, Any]:
@@ -80,10 +85,7 @@ def test_one_layer_has_no_dropout_and_draws_nothing(kind: str, device: str) -> N
     assert_close(floats(trained), floats(ours.eval()(inputs)), 0.0)
 
 
-@each_kind
-@each_direction
-@each_layout
-@each_start
+@each_case
 @pytest.mark.parametrize(("layers", "bias"), [(1, False), (2, True)])
 def test_results_and_gradients_are_torchs(
     kind: str, bidirectional: bool, batch_first: bool, given: bool, layers: int, bias: bool, device: str
@@ -102,10 +104,7 @@ def test_results_and_gradients_are_torchs(
 
 
 @pytest.mark.sampled(24)
-@each_kind
-@each_direction
-@each_layout
-@each_start
+@each_case
 @pytest.mark.parametrize("sort", [False, True], ids=["any-order", "sorted"])
 def test_packed_sequences(
     kind: str, bidirectional: bool, batch_first: bool, given: bool, sort: bool, device: str
@@ -195,10 +194,7 @@ def single(module: Any, layer: int, direction: int) -> Any:
 
 
 @pytest.mark.sampled(24)
-@each_kind
-@each_direction
-@each_layout
-@each_start
+@each_case
 @pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
 def test_resets_begin_independent_segments(
     kind: str, bidirectional: bool, batch_first: bool, given: bool, full: bool, device: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import zipfile
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -25,9 +23,6 @@ from econmt.cli.main import LEAST_ADDRESS_SPACE
 from econmt.cli.workload import parse_bucket
 from econmt.config import conditions, limits, recipe, yaml_reader
 from econmt.config.data import Noise
-from econmt.config.migration import REMOVED_KEYS, remove_keys
-from econmt.config.model import largest_rank
-from econmt.config.optimizer import ScheduleSection
 from econmt.config.recipe import BatchSize, load_recipe
 from econmt.data import files
 from econmt.data.batching.batch import BatchShape
@@ -35,10 +30,8 @@ from econmt.data.batching.batches import rows_of_batch
 from econmt.data.text.tmx import read_tmx
 from econmt.decoding.attention_picture import LONGEST, token_label
 from econmt.decoding.text_reader import perplexity_of
-from econmt.engine import threads
 from econmt.errors import EconmtError, InputError
 from econmt.training import validation
-from econmt.training.decisions import RECENT, Pace
 from econmt_serve import docx
 from econmt_serve.settings import Refused
 
@@ -88,7 +81,7 @@ def test_numbers_of_calls(most: int) -> None:
     assert limits.natural("9" * 16) is limits.natural("") is limits.natural("²") is None
 
 
-def test_the_smallest_batch_and_the_largest_perplexity_and_shares_and_updates_of_recipes() -> None:
+def test_the_smallest_batch_the_largest_perplexity_and_the_sum_of_shares() -> None:
     words = BatchSize(type="word", size=60)
     assert [rows_of_batch(words, positions) for positions in (1, 20, 30, 31, 60, 61)] == [60, 3, 2, 1, 1, 1]
     assert rows_of_batch(BatchSize(type="sentence", size=60), 61) == 60
@@ -97,15 +90,6 @@ def test_the_smallest_batch_and_the_largest_perplexity_and_shares_and_updates_of
     Noise(upper=0.25, title=0.75)
     with pytest.raises(ValueError, match="their sum must be at most 1"):
         Noise(upper=0.25, title=0.7501)
-    for name, least in (("cosine", 11), ("linear", 11), ("constant", 0), ("noam", 0)):
-        for updates in (None, 9, 10, 11):
-            with (
-                nullcontext() if (updates or 0) >= least else pytest.raises(ValueError, match="decay_updates")
-            ):
-                ScheduleSection(name=name, warmup=10, decay_updates=updates)
-    for rows, columns in itertools.product(range(1, 9), repeat=2):
-        rank, saved = largest_rank(rows, columns), rows * columns
-        assert rank * (rows + columns) < saved <= (rank + 1) * (rows + columns)
 
 
 def test_a_file_with_another_time_is_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,20 +143,6 @@ def test_conditions_of_numbers(value: int | None) -> None:
     )
 
 
-def test_former_keys_are_removed_only_with_their_defaults() -> None:
-    for key, (default, advice) in REMOVED_KEYS.items():
-        *sections, name = key.split(".")
-        for value in (default, "other"):
-            tree: dict[str, Any] = {name: value, "kept": 1}
-            for section in reversed(sections):
-                tree = {section: tree}
-            refused = remove_keys(tree)
-            for section in sections:
-                tree = tree[section]
-            assert tree == {"kept": 1, **({} if value == default else {name: value})}
-            assert refused == ({} if value == default else {key: f"is no longer supported; {advice}"})
-
-
 @pytest.mark.parametrize(("long", "told"), [(0, False), (1, False), (2, True), (199, True)])
 def test_a_hundredth_of_the_validation_text_is_told_of(long: int, told: bool) -> None:
     limits_of = SimpleNamespace(max_length=5), SimpleNamespace(max_input_length=9)
@@ -200,18 +170,6 @@ def test_positions_digits_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / "a.tmx").write_text(f"<tmx><body><tu>{units}</tu></body></tmx>")
         read = partial(list, read_tmx(tmp_path / "a.tmx", "en", "de"))
         assert takes(read, "a segment of 7 characters or more") == (segment == "abcdef")
-
-
-def test_margins_and_recent_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MARGIN", 1.25)
-    assert threads.fewest({"1": 5.0, "2": 4.0, "4": 4.0}) == 1
-    assert threads.fewest({"1": 5.01, "2": 4.0, "4": 3.2}) == 2
-    assert threads.fewest({"1": 6.0, "2": 4.0, "4": 3.19}) == 4
-    pace = Pace()
-    for seconds, update in ((0.0, 0), (10.0, 1), (RECENT + 9.0, 3)):
-        pace.seconds_per_update(seconds, update)
-    assert pace.seconds_per_update(RECENT + 9.9, 4) == (RECENT + 9.9) / 4
-    assert pace.seconds_per_update(RECENT + 10.0, 6) == RECENT / 5
 
 
 def test_the_least_address_space(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,6 @@ TOGETHER = {
     "model.decoder.rank=410": "decoder.rank 410 must be at most 409: the hidden matrix of layer 1 is 2048 x 512",
     "model.embedding=8 model.encoder.rank=9": "must be at most 7: the input matrix of layer 1 is 1024 x 8",
     "'model.encoder={size: 1, rank: 1, bidirectional: none}'": "at most 0: the hidden matrix of layer 1 is 4 x 1",
-    "model.weight_tying=src_trg_softmax 'data.subwords={type: words}'": "combined with data.subwords.joint: false",
 }
 """Overrides, and the words with which they are refused."""
 
@@ -377,7 +376,7 @@ def test_keys_that_left_are_read_at_their_defaults_and_told_otherwise(key: str) 
         *sections, name = key.split(".")
         for part in sections:
             section = section.setdefault(part, {})
-        section[name] = value
+        section |= {name: value, "kept": 1}
         told = remove_keys(tree)
         assert told == ({} if value == default else {key: f"is no longer supported; {advice}"})
-        assert (name in section) == (value != default)
+        assert section == ({"kept": 1} if value == default else {name: value, "kept": 1})

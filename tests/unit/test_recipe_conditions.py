@@ -127,9 +127,7 @@ def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.Cap
     assert said.count("\n") <= 1
 
 
-def test_what_has_no_effect_is_noted_and_defaults_never(
-    tmp_path: Path,
-) -> None:
+def test_what_has_no_effect_is_noted_and_defaults_never(tmp_path: Path) -> None:
     for name in shipped_recipes():
         assert list(idle_values(load_recipe(name))) == [], name
     assert list(idle_values(Recipe.model_validate(load_recipe("quickstart").model_dump()))) == []

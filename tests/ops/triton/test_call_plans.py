@@ -16,7 +16,6 @@ import econmt_ops
 from econmt_ops import LSTMWeights
 from econmt_ops.core import precision
 from econmt_ops.dispatch.rule import captured, rules_only
-from econmt_ops.dispatch.traits import implementations_of, register
 from econmt_ops.lstm import call_plans, eager_layer, persistent_layer, triton
 from econmt_ops.lstm.call_plans import PLANS
 from econmt_ops.lstm.cudnn import in_order
@@ -288,14 +287,6 @@ def test_dropout_needs_its_seed(device: str) -> None:
     assert len(PLANS) == 1
     with pytest.raises(ValueError, match="needs dropout_seed"):
         econmt_ops.lstm(inputs, (layer, layer), **options)  # type: ignore[arg-type]
-
-
-def test_a_new_implementation_forgets_plans(device: str) -> None:
-    module, inputs = _module(device), _inputs(device)
-    module(inputs)
-    assert len(PLANS) == 1
-    register("lstm", "triton", *implementations_of("lstm")["triton"][1:3])
-    assert len(PLANS) == 0
 
 
 def test_transforms_and_fake_tensors_see_operators(device: str) -> None:

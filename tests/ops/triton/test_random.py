@@ -165,18 +165,6 @@ def test_bits_are_even_and_unrelated(device: str) -> None:
             assert abs(float((mask[distance:] * mask[:-distance]).mean())) < bound * 1.1
 
 
-def test_seeds_of_steps(device: str) -> None:
-    counter = SeedCounter(5, torch.device(device), draws=3)
-    seen = []
-    for _ in range(4):
-        counter.advance()
-        seen.append([int(counter.draw()) for _ in range(3)])
-    assert len({seed for step in seen for seed in step}) == 12
-    with pytest.raises(ValueError, match="draws more than 3 seeds"):
-        counter.draw()
-    assert not SeedCounter(6, torch.device(device), draws=3).seeds.eq(counter.seeds).any()
-
-
 def test_a_seed_that_moves_on_before_the_backward_pass_is_found_out(device: str) -> None:
     counter = SeedCounter(5, torch.device(device))
     values = torch.ones(3, 4, device=device, requires_grad=True)

@@ -176,4 +176,3 @@ def test_from_python(call: Call, trained: TextRun, tmp_path: Path, monkeypatch: 
     for wrong in ({"length": 0}, {"top_k": -1}, {"top_p": 0.0}, {"temperature": 0.0}, {"seed": 1.5}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             model.generate(**wrong)
-    assert call("translate", "-m", folder, text="a\n").err.count("holds a language model") == 1

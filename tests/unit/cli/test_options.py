@@ -28,8 +28,6 @@ export MODEL NEW --runtime --precision int8 --lexicon LIST --lexicon-topk 3 --pl
     econmt.cli.export.export_runtime  precision=int8  lexicon=LIST  top=3  web=False  systems=['windows-amd64', 'linux-x86_64']
 export MODEL NEW --web --precision float32
     econmt.cli.export.export_runtime  folder=MODEL  destination=NEW  precision=float32  lexicon=None  top=None  web=True  systems=[]
-export MODEL NEW --hub --license mit
-    econmt.cli.export.card_of  licence=mit
 generate -m MODEL -c last COMPUTING
     econmt.cli.generate.load_reader  folder=MODEL  checkpoint=last
 generate -m MODEL --prompt a --length 3 --top-k 4 --top-p 0.5 --temperature 2 --seed 9
@@ -38,16 +36,10 @@ score -m MODEL -m MODEL -c best -c last SIDES COMPUTING
     econmt.api.commands.load  model=[MODEL, MODEL]  checkpoint=['best', 'last']  LOADED
 score -m MODEL SIDES --batch-size 5 --ensemble-mode log_linear
     econmt.api.translation.TrainedModel.scorer  batch_size=5  mode=log_linear
-score -m MODEL SIDES --score-type normalized --length-penalty-alpha 0.5 --length-penalty-beta 3
-    econmt.api.translation.TrainedModel.search_options  search={'length_penalty_alpha': 0.5, 'length_penalty_beta': 3.0}
-score -m MODEL SIDES --max-input-length 77
-    econmt.cli.score._score  most=77
 rerank -i LIST -s TEXT/one.src -m MODEL --weight 2 --batch-size 5
     econmt.api.translation.TrainedModel.scorer  batch_size=5
 rerank -i LIST -s TEXT/one.src -m MODEL COMPUTING
     econmt.api.commands.load  model=[MODEL]  LOADED
-rerank -i LIST -s TEXT/one.src -m MODEL --weight 2
-    econmt.cli.rerank.WeightedScorer  weight=2.0  reverse=False
 rerank -i LIST -s TEXT/one.src --reverse-models MODEL --reverse-weight 3
     econmt.cli.rerank.WeightedScorer  weight=3.0  reverse=True
 rerank -i LIST -r TEXT/one.zh --metric chrf
@@ -66,16 +58,6 @@ translate -m MODEL --language-model MODEL --lm-weight 0.5 --replace-unk --restor
     econmt.api.translation.TrainedModel.translator  search={'attention': True, 'lm_weight': 0.5, 'replace_unk': True, 'restore_case': True}
 translate -m MODEL --brevity-penalty-weight 2 --coverage-penalty-weight 0.5 --beam-search-stop first --block-ngram-repeat 0
     econmt.api.translation.TrainedModel.translator  search={'brevity_penalty_weight': 2.0, 'coverage_penalty_weight': 0.5, 'beam_search_stop': 'first', 'block_ngram_repeat': 0}
-evaluate -r TEXT/one.zh -i TEXT/one.zh --metrics chrf --lowercase
-    econmt.cli.evaluate.make_metric  name=chrf  lowercase=True
-evaluate -r TEXT/one.zh -i TEXT/one.zh --language th
-    econmt.cli.evaluate.make_metric  name=bleu  tokenize=char  lowercase=False
-evaluate -r TEXT/one.zh -i TEXT/one.zh --width 4
-    econmt.cli.evaluate.corpus_score  width=4
-evaluate -r TEXT/one.zh -i TEXT/one.zh -i TEXT/one.src --samples 7
-    econmt.cli.evaluate.paired_bootstrap  samples=7
-average -m MODEL -o NEW -n 2 --strategy last --threads 3
-    econmt.cli.average.choose_checkpoints  scores=None  count=2
 average -m MODEL -o NEW --threads 3
     econmt.cli.average.use_threads  threads=3
 prepare quickstart -o NEW --verify data.max_length=5
@@ -94,8 +76,6 @@ serve -m MODEL --no-split-sentences --restore-case --avoid-list AVOIDED --glossa
     econmt_serve.command.Settings  split_sentences=False  restore_case=True  avoid=('C',)  glossary_mode=constrain
 serve -m MODEL --host 127.0.0.2 --port 7
     econmt_serve.server.bind  host=127.0.0.2  port=7
-serve -m MODEL --api-keys AVOIDED
-    econmt_serve.access.read_keys  path=AVOIDED
 serve -m MODEL --port 0 COMPUTING
     econmt.api.commands.load  model=[MODEL]  LOADED
 serve -m MODEL --port 0 --forwarded-allow-ips 10.0.0.1
@@ -122,18 +102,12 @@ model.score(['a'], ['b'], batch_size=5, ensemble_mode='log_linear')
     econmt.api.translation.Scorer  batch_size=5  mode=log_linear  warn=WARN
 econmt.load('MODEL', 'last', device='cpu', threads=3, precision='bfloat16')
     econmt.api.interface.load_translation_models  folders=[MODEL]  checkpoints=['last']  device=cpu  threads=3  precision=bfloat16
-econmt.load(['MODEL', 'MODEL'], ['best', 7])
-    econmt.api.interface.load_translation_models  folders=[MODEL, MODEL]  checkpoints=['best', 7]
 econmt.evaluate(['a'], ['b'], ['bleu'], tokenize='char', lowercase=True)
     econmt.api.interface.make_metric  name=bleu  references=[['b']]  tokenize=char  lowercase=True
-econmt.evaluate(['a'], ['b'], ['ter'])
-    econmt.api.interface.corpus_score  hypotheses=['a']
 econmt.train('quickstart', {'training.seed': 2}, overwrite_output=True)
     econmt.api.interface.run_recipe  overwrite_output=True  resume_with_changes=False  verify=False
 econmt.train('quickstart', search=[], resume_with_changes=True, verify=True)
     econmt.api.interface.run_recipe  overwrite_output=False  resume_with_changes=True  verify=True  search=[]
-econmt.train('quickstart', ['training.seed=2'], data_dir='TEXT')
-    econmt.api.interface.load_recipe  overrides=['training.seed=2']
 econmt.train('quickstart', {'training.seed': 2, 'output': 'ä'})
     econmt.api.interface.load_recipe  overrides=['training.seed=2', 'output="ä"']
 econmt.train('quickstart', data_dir='TEXT', quiet=True)
@@ -237,15 +211,3 @@ def test_no_input_is_overwritten(call: Call, names: dict[str, str], command: str
     ended = call(*words, "-o", words[-1])
     assert (ended.code, "is also an input" in ended.err) == (2, True), ended.err
     assert Path(words[-1]).read_text() == before
-
-
-def test_lines_are_counted_from_the_beginning_of_the_text(call: Call, names: dict[str, str]) -> None:
-    """In whatever parts it is read."""
-    chunks = ("translate -m", names["MODEL"], "--batch-size", 1, "--chunk-size", 2)
-    long = call(*chunks, text="a\nb\na\n" + "b " * 120 + "\na\n")
-    assert "standard input:4: 120 source tokens" in long.err
-    wrong = call(*chunks, "--json-input", text='{"text": "a"}\n' * 4 + "{}\n")
-    assert "standard input:5: " in wrong.err
-    assert len(wrong.lines) == 4
-    listed = call(*chunks, "--nbest-size", 2, text="a\nb\na\n")
-    assert [line.split(" ||| ")[0] for line in listed.lines] == ["0", "0", "1", "1", "2", "2"]

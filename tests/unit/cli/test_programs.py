@@ -66,12 +66,8 @@ def test_languages_of_folders_and_tokens_of_constraints(tmp_path: Path, word_mod
         constraint_tokens(translator, Request("a", constraints=["H"]), "q")
 
 
-def test_terms_are_checked_and_lines_divided_by_a_given_function(
-    word_model: Path,
-) -> None:
+def test_terms_are_checked_and_lines_divided_by_a_given_function(word_model: Path) -> None:
     assert Glossary.checked({" a b\t": "C D "}, "glossary").terms == {"a b": "C D"}
-    with pytest.raises(InputError, match="glossary: 'a': the translation is blank"):
-        Glossary.checked({"a": " "}, "glossary")
     model = econmt.load(word_model)
     inner = model.translator({})
     parts = inner.models, model.vocabularies

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ TEXTS = {
     "separators of Unicode": "a\u2028b\nc\u2029d\u0085e\n\x0bf\x0c\x1c\x1d\x1e\x1fg\n".encode(),
     "blanks": "\u00a0\n \t \n\u3000a\u2009\n\u200b\n\x1f\n".encode(),
     "NUL in the first line": b"\0",
+    "NUL in a later line": b"a\nb\n1\0\nc",
+    "a line of NUL": b"a\n" + b"\0" * LIMIT,
     "no UTF-8": b"a\nb \xff\xfe c\nd\n",
     "half a character": b"a\n\xc3",
     "a surrogate": b"a\n\xed\xa0\x80\n",
@@ -69,7 +72,8 @@ def test_lines_are_read_as_by_econmt(name: str, tmp_path: Path, monkeypatch: pyt
     path, packed = tmp_path / "text", tmp_path / "text.gz"
     path.write_bytes(TEXTS[name])
     packed.write_bytes(gzip.compress(TEXTS[name]))
-    for file, block in ((path, 1 << 17), (path, 1 if len(TEXTS[name]) < 100 else 1000), (packed, 1 << 17)):
+    small = 1 if len(TEXTS[name]) < 100 else 1000
+    for file, block in product((path, packed), (small, 1 << 17)):
         monkeypatch.setattr(lines, "_READ", block)
         assert ended(lines.file_chunks(file)) == ended(read_lines(file))
     with path.open("rb") as one, path.open() as other:

@@ -15,7 +15,7 @@ from econmt_runtime import launcher
 from econmt_runtime import lines as lines_module
 from econmt_runtime import translator as translator_module
 from econmt_runtime.errors import RuntimeInputError
-from econmt_runtime.lines import decode_line, file_chunks
+from econmt_runtime.lines import file_chunks
 from econmt_runtime.search import Options
 from econmt_runtime.text import RuntimeWords
 from econmt_runtime.translator import RuntimeTranslator
@@ -49,38 +49,8 @@ def test_lines_are_the_same_in_blocks_of_any_size(texts: list[str], ends: bool, 
     assert all(found)
 
 
-@pytest.mark.parametrize("sizes", [[1], [3], [8], [100]])
-@pytest.mark.parametrize(
-    ("content", "before", "message"),
-    [
-        (b"ab\n1234567\n12345678\nc", ["ab", "1234567"], "here:3: a line of 8 bytes or more"),
-        (b"12345678", [], "here:1: a line of 8 bytes or more"),
-        (b"a\n\0\x00345678\n", ["a"], "here:2: NUL bytes, a line of 8 bytes or more"),
-        (b"a\nb\n1\0\nc", ["a", "b"], "here:3: NUL byte at column 2"),
-        (b"a\n\xc3\xa4b\xff\n", ["a"], r"here:2: not valid UTF-8 \(byte 0xff at column 4\)"),
-    ],
-)
-def test_lines_before_a_wrong_one_come_first(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], content: bytes, before: list[str], message: str
-) -> None:
-    monkeypatch.setattr(lines_module, "LINE_BYTES", 8)
-    found: list[str] = []
-    chunks = lines_module._chunks(reader(content, sizes), "here")
-    with pytest.raises(RuntimeInputError, match=f"^{message}"):
-        found.extend(line for chunk in chunks for line in chunk)
-    assert found == before
-
-
-def test_files_are_read_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "_READ", 5)
-    content = b"one\ntwo three\n\nfour"
-    (tmp_path / "text").write_bytes(content)
-    (tmp_path / "text.gz").write_bytes(gzip.compress(content))
-    for name in ("text", "text.gz"):
-        found = [line for chunk in file_chunks(tmp_path / name) for line in chunk]
-        assert found == ["one", "two three", "", "four"]
-    assert decode_line("\ufeffa".encode(), "here", 2) == "\ufeffa"
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(content)[:-9])
+def test_files_without_text_or_an_end_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"one\ntwo three\n\nfour")[:-9])
     (tmp_path / "empty").write_bytes(b"")
     for name, message in (
         ("cut.gz", "corrupt gzip file"),

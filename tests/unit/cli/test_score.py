@@ -179,6 +179,9 @@ def test_models_order_as_score_says(call: Call, lists: Path, word_model: Path, t
             scored = call("score --score-type normalized --length-penalty-alpha 1 -m", word_model, text=pair)
             expected = before[row.number, row.text] + 2 * float(scored.lines[0])
             assert row.score == pytest.approx(expected, abs=1e-4)
+
+
+def test_sentences_of_a_line_are_translated_apart_or_told_of(call: Call, word_model: Path) -> None:
     text = "a b! C\n\nd\ne f! G? H\n"
     found = call("translate", "-m", word_model, "--split-sentences", "--chunk-size", 2, text=text)
     alone = call("translate", "-m", word_model, text="a b!\nC\nd\ne f!\nG?\nH\n").lines

@@ -60,10 +60,7 @@ def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, b
             assert [-(-(source + 1) // width) * width, -(-(target + 1) // width) * width] == shape
 
 
-def test_capacity_makes_room_for_longer_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    capacity = np.array([2, 2, 5, 9])
-    for rule, shapes in ((2, [[10, 4], [4, 6]]), (Derived(4, PairFlops(1, 1, 0)), [[10, 3], [3, 6]])):
-        assert assign_buckets(*arrays([(1, 2), (3, 0)]), rule, capacity).shapes.tolist() == shapes
+def test_pages_are_given_back_and_the_table_counts_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK", 2)
     calls: list[int] = []
     assign_buckets(*arrays([(1, 1)] * 5), 4, release=lambda: calls.append(1))

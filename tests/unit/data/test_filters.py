@@ -75,9 +75,7 @@ def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -
     assert counts["pairs"] + sum(counts.get(name, 0) for name in reasons) == counts["lines"] == 48
 
 
-def test_what_is_left_is_learnt_from_and_the_rest_reported(
-    kept: Kept,
-) -> None:
+def test_what_is_left_is_learnt_from_and_the_rest_reported(kept: Kept) -> None:
     everything, less = kept()[1].vocabularies, kept(min_words=3)[1].vocabularies
     assert everything.source.decode(everything.source.encode("QQQ")) == "QQQ"
     assert less.source.decode(less.source.encode("QQQ")) == "<unk>"

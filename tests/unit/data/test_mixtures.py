@@ -47,8 +47,6 @@ def test_shares_are_exact_and_every_pair_comes_first() -> None:
             assert sorted(own[begin : begin + end - first]) == list(range(first, end))
     assert again.pairs(7).tolist() == seen[7]
     assert seen[0] != seen[2]
-    stages = mixture([0, 10], 17, weights=[[1, 0], [0, 1], [1, 1]], epochs=[2, 3])
-    assert [stages.counts(epoch) for epoch in (1, 2, 4, 5)] == [[17, 0], [0, 17], [0, 17], [9, 8]]
 
 
 def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
@@ -209,9 +207,7 @@ def test_what_cannot_be_written_is_unknown_on_both_sides(run: Prepare) -> None:
             assert all(UNK in row.tolist() for row in side)
 
 
-def test_epochs_without_weights_and_what_each_noise_does(
-    run: Prepare,
-) -> None:
+def test_epochs_without_weights_and_what_each_noise_does(run: Prepare) -> None:
     recipe, prepared = run(noise=ALL_NOISE)
     stream = training_batches(recipe, prepared)
     for _ in range(2):

@@ -71,16 +71,11 @@ def test_second_run_is_the_same_report_without_work(econmt: Command) -> None:
 def test_bad_text_gets_one_clear_line(econmt: Command, corpus: Path) -> None:
     english = corpus / "train.en"
     english.write_bytes(english.read_bytes().replace(b"\n", b"\n\xff", 4).replace(b"\xff", b"", 3))
-    missing = ["text train not found", str(corpus), "train.en exists but train.de(.gz) does not"]
-    for expected in ([f"{english}:5: not valid UTF-8"], missing):
-        code, out, err = econmt()
-        assert (code, out) == (2, "")
-        assert err.startswith("econmt: error: ")
-        assert err.count("\n") == 1
-        for text in expected:
-            assert text in err
-        assert not Path("model/prepared").exists()
-        (corpus / "train.de").unlink(missing_ok=True)
+    code, out, err = econmt()
+    assert (code, out) == (2, "")
+    assert err.startswith(f"econmt: error: {english}:5: not valid UTF-8")
+    assert err.count("\n") == 1
+    assert not Path("model/prepared").exists()
 
 
 LARGE = 5 << 20
@@ -94,23 +89,13 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
-def change(path: Path, place: int, *, time: bool) -> None:
-    """Changes a byte; ``time``: so that its time shows it."""
+def change(path: Path, place: int) -> None:
+    """Changes a byte, and not the time of the file."""
     status = path.stat()
     with path.open("r+b") as stream:
         stream.seek(place)
         stream.write(b"\xee" if place % 256 != 0xEE else b"\x11")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + time))
-
-
-def test_a_file_that_is_the_same(large: Path) -> None:
-    description = describe(large)
-    assert description["size"] == LARGE
-    assert description["sha256"] != description["sample"]
-    assert is_as_described(large, description, verify=False)
-    assert is_as_described(large, description, verify=True)
-    os.utime(large, (1, 1))  # as a copy
-    assert is_as_described(large, description, verify=False)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_a_small_file_is_its_own_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,32 +105,27 @@ def test_a_small_file_is_its_own_sample(tmp_path: Path, monkeypatch: pytest.Monk
     description = describe(path)
     assert description["sha256"] == description["sample"]
     for place in (0, 5000, 10239):
-        change(path, place, time=False)
+        change(path, place)
         assert not is_as_described(path, description, verify=False)
         path.write_bytes(bytes(range(256)) * 40)
         os.utime(path, ns=(description["time"], description["time"]))
 
 
-@pytest.mark.parametrize("place", [0, LARGE // 2, LARGE - 1])
-def test_another_time_means_reading_all(large: Path, place: int) -> None:
-    description = describe(large)
-    change(large, place, time=True)
-    assert not is_as_described(large, description, verify=False)
-
-
 def test_a_sample_sees_the_ends_and_most_large_changes_and_verify_everything(large: Path) -> None:
     description = describe(large)
+    assert description["size"] == LARGE
+    assert description["sha256"] != description["sample"]
     found = []
     for place in range(0, LARGE, 40_000):
         before = large.read_bytes()
-        change(large, place, time=False)
+        change(large, place)
         assert not is_as_described(large, description, verify=True)
         found.append(not is_as_described(large, description, verify=False))
         large.write_bytes(before)
         os.utime(large, ns=(description["time"], description["time"]))
     assert found[0]
     assert 0.4 < sum(found) / len(found) < 0.8  # 256 of 320 blocks, drawn with repetition
-    change(large, LARGE - 1, time=False)
+    change(large, LARGE - 1)
     assert not is_as_described(large, description, verify=False)
 
 
@@ -155,10 +135,8 @@ def test_the_places_depend_on_the_content(large: Path, tmp_path: Path) -> None:
     assert describe(other)["sample"] != describe(large)["sample"]
 
 
-def test_size_and_absence(large: Path) -> None:
+def test_an_absent_file_is_told(large: Path) -> None:
     description = describe(large)
-    large.write_bytes(large.read_bytes()[:-1])
-    assert not is_as_described(large, description, verify=False)
     large.unlink()
     with pytest.raises(InputError, match=rf"^{large}: cannot read: No such file"):
         is_as_described(large, description, verify=False)

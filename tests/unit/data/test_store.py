@@ -91,10 +91,13 @@ def test_filters_may_leave_out_all_of_one_text_but_not_of_all(
         run(train=["short"], filters={"min_words": 2})
 
 
-def test_no_test_text(run: Prepare, corpus: Path) -> None:
+def test_no_test_text(run: Prepare) -> None:
     prepared = run(test=None)
     assert prepared.test is None
     assert prepared.test_text == RawText([], [])
+
+
+def test_several_training_files(run: Prepare, corpus: Path) -> None:
     (corpus / "more.tsv.gz").write_bytes(gzip.compress(b"ba de\tli mo\nnu\tra\n"))
     prepared = run(train=["train", "more"])
     assert len(prepared.train) == 202
@@ -350,9 +353,7 @@ class TestFailureInTheMiddle:
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_places_quantiles_and_reasons(
-    make_recipe: MakeRecipe,
-) -> None:
+def test_the_folder_the_quantiles_and_the_reasons_of_a_store(make_recipe: MakeRecipe) -> None:
     assert store_folder(make_recipe()) == Path("model/prepared")
     assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")
     assert length_quantiles(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 20])) == [1, 4, 6, 8, 20, 20, 20]

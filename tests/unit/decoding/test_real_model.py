@@ -112,7 +112,7 @@ def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: st
             torch.testing.assert_close(hypothesis.attention.sum(dim=1), torch.ones(len(hypothesis.ids) + 1))
 
 
-def test_coverage_sums_and_inputs_that_stay() -> None:
+def test_coverage_is_of_the_attention_of_hypotheses() -> None:
     options = SearchOptions(beam_size=4, nbest_size=4, coverage_penalty_weight=0.3)
     model = IncrementalModel(make_model("additive"))
     limits = torch.tensor([9, 9, 1, 9])  # the longest sentence is done first
@@ -123,6 +123,9 @@ def test_coverage_sums_and_inputs_that_stay() -> None:
             expected = hypothesis.log_probability / (len(hypothesis.ids) + 1)
             expected += 0.3 * float(seen.clamp(max=1.0).log().sum())
             assert hypothesis.score == pytest.approx(expected, abs=1e-5)
+
+
+def test_averages_are_summed_in_float64_and_leave_their_inputs() -> None:
     # In float32 the small number is lost beside the large one, and in bfloat16 almost everything is.
     values = [1e8, 1.0, -1e8, 1.0]
     found = average_tensors([(str(i), {"a": torch.tensor([v])}) for i, v in enumerate(values)])
@@ -173,7 +176,7 @@ def test_attention_is_averaged_and_one_model_needs_no_ensemble() -> None:
     assert as_one([model], "linear") is model
 
 
-def test_other_shapes_or_names_are_refused_by_name_and_the_best_checkpoints_are_chosen_by_score() -> None:
+def test_averages_of_other_shapes_are_refused_and_the_best_checkpoints_chosen_by_score() -> None:
     first = ("f", {"a": torch.zeros(2)})
     with pytest.raises(InputError, match=r"g: parameter 'a' has shape \(3,\), in f it has \(2,\)"):
         average_tensors([first, ("g", {"a": torch.zeros(3)})])

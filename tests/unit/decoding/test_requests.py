@@ -84,9 +84,7 @@ def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocab
             sentence_constraints.of(request, "line 1")
 
 
-def test_phrases_are_cut_as_in_a_sentence(
-    subwords: Vocabularies,
-) -> None:
+def test_phrases_are_cut_as_in_a_sentence(subwords: Vocabularies) -> None:
     target = subwords.target
     spelling = Spelling(target)
     for phrase in ("Hund", "ein Hund", "Mann und", "  Haus "):

@@ -83,7 +83,7 @@ def test_a_bad_line_is_named_after_those_before_it(tmp_path: Path, line: bytes, 
             next(chunks)
 
 
-def test_pauses_and_spaces(
+def test_a_pipe_that_pauses_gives_what_it_has_and_spaces_stay(
     pipe: tuple[int, Callable[[bytes], None], Callable[[], None]],
 ) -> None:
     reader, write, close = pipe

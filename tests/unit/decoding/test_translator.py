@@ -222,10 +222,10 @@ def test_the_n_best_the_recipes_search_and_long_lines() -> None:
     assert (options.batch_size, options.max_input_length, options.beam_prune) == (7, 9, 0.0)
     warnings: list[str] = []
     made = translator(data=data_section(4), warn=warnings.append, chunk_size=2)
-    lines = ["abc", "abcd", "abcdefgh", "a"]
+    lines = ["abc", "abcd", "a", "a", "abcdefgh", "a"]
     assert [translation.text for translation in made.translate(lines, "test.en")] == lines
     assert len(warnings) == 1
-    assert warnings[0].startswith("test.en:3: 8 source tokens, more than the 4 ")
+    assert warnings[0].startswith("test.en:5: 8 source tokens, more than the 4 ")
 
 
 @pytest.mark.parametrize(("mode", "text"), [("cut", "a"), ("skip", "")])
@@ -344,7 +344,7 @@ def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], exp
     assert (prefix == "Işık ile") == (languages[1] == "tr")
 
 
-def test_broken_parameters_modes_and_plain_formats() -> None:
+def test_broken_parameters_are_told_and_modes_come_back() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> Tensor:
             return torch.full((self.size,), torch.nan)

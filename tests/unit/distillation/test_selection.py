@@ -126,9 +126,7 @@ def test_references_of_another_length_are_told(tmp_path: Path, lines: int, word:
     assert not (tmp_path / "text").exists()
 
 
-def test_a_student_keeps_its_text_and_processes_its_order(
-    tmp_path: Path,
-) -> None:
+def test_a_student_keeps_its_text_and_processes_its_order(tmp_path: Path) -> None:
     text = made(tmp_path)
     references = tmp_path / "references.de"
     references.write_text("x\n" * 3)
@@ -290,9 +288,7 @@ def test_a_program_that_fails_is_told(source: Path, program: Callable[[str], str
     assert made.missing() == [1, 2]
 
 
-def test_programs_that_cannot_teach_are_told(
-    program: Callable[[str], str],
-) -> None:
+def test_programs_that_cannot_teach_are_told(program: Callable[[str], str]) -> None:
     teacher = open_teacher(TeacherChoice(command=program("import sys\nfor _ in sys.stdin: print('OK')")))
     lines = [f"line {number}" for number in range(10)]
     with pytest.raises(InputError, match=r"wrote 'OK' for each of 12 lines, which differ \(q:1 to 13\)$"):

@@ -79,7 +79,7 @@ def test_pairs_of_similar_work_share_a_batch() -> None:
         assert model.shapes == batches
 
 
-def test_slices_ensembles_token_ids_and_lists() -> None:
+def test_large_vocabularies_blank_sources_and_ensembles_have_exact_scores() -> None:
     long = " ".join("abc"[i % 3] for i in range(ROWS_AT_ONCE))
     model = Bigram(2)
     found = list(scorer(model).score([("a", long), ("a", "b")]))

@@ -91,9 +91,7 @@ def test_details_too_large_to_be_written_are_refused(
     assert not {"attention", "alignment"} & {*details, *details["nbest"][0]}
 
 
-def test_wishes_hold_and_characters_are_counted(
-    client: Client,
-) -> None:
+def test_wishes_hold_and_characters_are_counted(client: Client) -> None:
     whole = client.post("/translate", q="a b c", constraints=["H G"], avoid=["C"], target_prefix="D").json
     words = whole["translatedText"].split()
     assert words[0] == "D"

@@ -49,7 +49,9 @@ def test_on_a_cpu_batches_are_cut_to_their_longest_pair_unless_they_keep_the_sha
     assert (found == shapes) == (wanted == "never")
 
 
-def test_few_shapes_and_trimmed_parts(make_run: MakeRun, computed: list[Batch], use_rows: UseRows) -> None:
+def test_a_gpu_has_few_shapes_and_parts_of_a_batch_are_trimmed(
+    make_run: MakeRun, computed: list[Batch], use_rows: UseRows
+) -> None:
     for device, auto in ((torch.device("cpu"), True), (torch.device("cuda:1"), False)):
         assert trims_batches("auto", device) is auto
         assert trims_batches("always", device)

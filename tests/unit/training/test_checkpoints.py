@@ -36,9 +36,7 @@ def copy(trained: Run, tmp_path: Path) -> Run:
     return Run(trained.text, tmp_path / "copy", ("training.keep_last_params=9",))
 
 
-def test_files_have_the_parameters_of_training_and_say_whose(
-    trained: Run,
-) -> None:
+def test_files_have_the_parameters_of_training_and_say_whose(trained: Run) -> None:
     trainer, before = trained.trainer(), torch.get_rng_state()
     loaded = load_model(trained.folder.path, "last")
     assert torch.equal(torch.get_rng_state(), before), "it draws nothing"
@@ -130,9 +128,7 @@ def test_a_recipe_of_another_model_of_like_shapes_is_refused(copy: Run) -> None:
         load_model(copy.folder.path)
 
 
-def test_older_descriptions_and_missing_vocabularies(
-    copy: Run,
-) -> None:
+def test_descriptions_without_a_key_and_with_another_vocabulary(copy: Run) -> None:
     tensors, metadata = read_tensors(copy.folder.best)
     description = json.loads(metadata["model"])
     assert description["encoder"].pop("rank") is None

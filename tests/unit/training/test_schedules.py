@@ -72,7 +72,7 @@ def test_rates_are_those_of_the_formulas_and_schedules_that_lack_something() -> 
         ),
         ({"name": "linear", **ENDS}, {2: 0.2, 4: 0.4, 8: 0.325, 12: 0.25, 20: 0.1, 1000: 0.1}),
         ({"name": "cosine", "decay_updates": 20}, {20: 0.0}),
-        ({"name": "linear", "decay_updates": 20}, {20: 0.0}),
+        ({"name": "linear", "warmup": 4, "decay_updates": 5}, {4: 0.4, 5: 0.0}),
     ):
         found = {update: schedule(**keys).learning_rate(update) for update in rates}
         assert found == pytest.approx(rates, rel=1e-12, abs=1e-16)

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -80,9 +80,6 @@ def test_the_basis_of_the_outlook_and_readings_on_the_cpu() -> None:
     assert "an epoch takes about 0:01:53, " in outlook(
         load_recipe("multi30k", ["training.update_interval=2"]), 453, 0.5
     )
-    for updates, is_told in ((1799, False), (1800, True)):
-        limited = load_recipe("multi30k", [f"training.max_updates={updates}"])
-        assert ("20 BLEU took" in outlook(limited, 453, 0.5)) == is_told
     assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
     assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
     readings = MetricsQueue(CPU)
@@ -246,6 +243,7 @@ def test_lines_bars_and_words_of_progress() -> None:
     assert duration(59.6) == "0:01:00"
 
 
+@example([(1.0, 1), (179.0, 2), (0.5, 1), (0.5, 2)])  # the second sample is just old enough at last
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 1.0, 60.0, 90.0, 180.0, 400.0]), st.integers(0, 2)), max_size=20)
 )
