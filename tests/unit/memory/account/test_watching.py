@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import econmt_memory as memory
-from econmt_memory.__main__ import _size, run_script
+from econmt_memory.__main__ import _size, run_prediction, run_script
 from econmt_memory.callbacks import _Callback
 from tests.conftest import run_python
 
@@ -168,6 +168,7 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
         run_script(["--step", "0", str(script)])
     few = run_python("-m", "econmt_memory", script, "1", check=False)
     assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; try --step 1\n")
+    assert "--model CONFIG" in run_python("-m", "econmt_memory", "predict", "--help").stdout
     wrong = run_python("-m", "econmt_memory", script, "many", check=False)
     assert wrong.returncode == 1
     assert wrong.stderr.splitlines()[-1] == "ValueError: invalid literal for int() with base 10: 'many'"
@@ -185,11 +186,18 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
         (["predict", "--model", "no.json"], "no.json: "),
     ],
 )
-def test_a_wrong_command_is_told_in_a_line(words: list[str], message: str) -> None:
-    done = run_python("-m", "econmt_memory", *words, check=False)
+def test_a_wrong_command_is_told_in_a_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, rest = (run_prediction, words[1:]) if words[0] == "predict" else (run_script, words)
     name = "python -m econmt_memory" + " predict" * (words[0] == "predict")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"{name}: error: {message}")
-    assert done.stderr.count("\n") == 1
-    shown = run_python("-m", "econmt_memory", *words[:1] * (words[0] == "predict"), "--help").stdout
+    with pytest.raises(SystemExit, match="2"):
+        run(rest)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"{name}: error: {message}")
+    assert told.err.count("\n") == 1
+    with pytest.raises(SystemExit, match="0"):
+        run(["--help"])
+    shown = capsys.readouterr().out
     assert f"  {name} " in shown
