@@ -43,7 +43,7 @@ BENCHES = {
 }
 """Options that replace those of ``econmt bench VERB``."""
 SCRIPTS = {
-    "lstm": "--layers 2 --steps 4 --hidden 16 --batch 2 --samples 1 --threads 1 --dtype float32",
+    "lstm": "--samples 1 --threads 1 --dtype float32",
     "scan": "--shape 2x8x4 --seconds 0.01 --threads 1 --device cpu",
     "memory-task": "--steps 8 --cell gilr --hidden 8 --batch 2 --symbols 4 --limit 0.1 --threads 1 --device cpu",
     "language-model": "--hidden 8 --batch 2 --vocabulary 20 --seconds 0.01 --threads 1 --device cpu",
