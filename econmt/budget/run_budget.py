@@ -270,7 +270,7 @@ class Budget:
         texts = [each for each in (self.prepared.valid, self.prepared.test) if each is not None]
         translated = texts if recipe.training.decode_and_evaluate else texts[-1:]
         longest = max(int(text.source_lengths.max()) for text in translated)
-        # Batches of longer sentences contain fewer of them.
+        # The end of training translates the last text. Batches of longer sentences contain fewer of them.
         source = min(longest, recipe.pairs.max_length) + 1
         target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
 

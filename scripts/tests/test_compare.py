@@ -105,10 +105,13 @@ def test_throughput_is_the_tokens_past_the_warm_up_over_the_time_between_their_l
     assert marks_of([], 0) == []
 
 
-def test_memory_is_read_from_the_kernels_account(tmp_path: Path) -> None:
+def test_memory_is_read_from_the_kernels_account() -> None:
     status = "Name:\tpython\nVmPeak:\t 9000 kB\nVmHWM:\t  3000 kB\nVmRSS:\t  2000 kB\nRssAnon:\t 1000 kB\n"
     assert resident_bytes(status) == (2_048_000, 3_072_000)
     assert resident_bytes("Name:\tkthreadd\n") == (0, 0)
+
+
+def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "import sys; print('out of luck'); sys.exit(3)"]
     failed = run_alone(Trainee(words, {}, tmp_path))
     assert isinstance(failed, FailedError)

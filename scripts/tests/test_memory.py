@@ -114,6 +114,9 @@ def test_a_wrong_variant_ends_the_run(bench: Call, monkeypatch: pytest.MonkeyPat
     ended = bench("memory", "--quick", "--device", "cpu", "--only", "checkpoint")
     assert ended.code == 1
     assert "checkpoint: attention: loss" in ended.err
+
+
+def test_bad_lengths_are_refused(bench: Call) -> None:
     ended = bench("memory", "--quick", "--device", "cpu", "--only", "step", "--lengths", "10x")
     assert ended.code == 2
     assert "--lengths 10x: give source x target positions" in ended.err

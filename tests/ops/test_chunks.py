@@ -64,6 +64,9 @@ def test_entries_before_a_block() -> None:
     whole = torch.cat([first[None], sequence])
     for begin, end in [*pairwise(range(6)), (0, 5), (2, 5), (1, 4)]:
         assert torch.equal(previous(sequence, first, begin, end), whole[begin:end])
+
+
+def test_rows_are_copied_only_if_their_values_are_not_neighbours() -> None:
     whole = torch.arange(12.0).view(3, 4)
     for rows in (whole, whole[:, 1:3], whole[::2]):
         assert rows_of(rows) is rows

@@ -25,6 +25,9 @@ def test_same_seed_gives_the_same_mask_in_every_type(device: str) -> None:
     assert mask.equal(dropout_mask((7, 9), 0.5, 3, place, torch.float32))
     assert mask.equal(dropout_mask((7, 9), 0.5, 3, place, torch.bfloat16).float())
     assert not mask.equal(dropout_mask((7, 9), 0.5, 4, place, torch.float32))
+
+
+def test_leaves_the_global_generator_alone(device: str) -> None:
     torch.manual_seed(1)
     expected = torch.rand(3, device=device)
     torch.manual_seed(1)

@@ -89,6 +89,9 @@ def test_threads_share_the_rows() -> None:
     torch.set_num_threads(3)
     shared = product(left)
     torch.testing.assert_close(shared, alone, rtol=0, atol=0)
+
+
+def test_weights_that_are_rounded_twice_stay_as_they_are() -> None:
     values, steps = rounded(torch.randn(50, 33))
     again, same = rounded(values * steps[:, None])
     torch.testing.assert_close(again, values)

@@ -333,6 +333,9 @@ def test_candidates_that_keep_too_much_are_no_measure(clock: Clock) -> None:
     with measuring(remember=False):
         call(variable(), op="lstm")
     assert all(clock.fits(name) for name in clock.measured[1])
+
+
+def test_time_that_does_not_suffice_leaves_the_rule(clock: Clock) -> None:
     clock.suffices = False
     with measuring() as session:
         assert call(variable()) == "recompute"

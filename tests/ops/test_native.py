@@ -589,13 +589,16 @@ def test_defaults_of_the_process_do_not_matter(default: torch.dtype, monkeypatch
         assert left.equal(right)
 
 
-def test_serves_only_what_the_kernels_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serves_only_what_the_kernels_can_do() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
         assert native.serves(torch.empty(1, dtype=dtype)) == (dtype in ROUNDING)
     assert not native.serves(torch.empty(1, device="meta"))
     like = torch.empty(1)
     with TorchDispatchMode():
         assert not native.serves(like)
+
+
+def test_a_library_of_another_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     load: Callable[[], object] = native._library.__wrapped__
     assert load() is not None
     monkeypatch.setattr(loading, "_VERSION", loading._VERSION + 1)

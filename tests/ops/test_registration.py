@@ -142,6 +142,9 @@ def test_nothing_is_kept_without_gradients_which_have_the_types_of_their_argumen
     _sum(call).total.sum().backward()
     assert call.bias.grad.dtype == torch.float32  # type: ignore[union-attr]
     assert call.first.grad.dtype == torch.float64  # type: ignore[union-attr]
+
+
+def test_a_gradient_that_is_missing_is_noticed() -> None:
     schema = OperatorSchema(Arguments)
     call = _arguments()
     with pytest.raises(AssertionError, match="no gradient of bias"):
@@ -183,6 +186,9 @@ READMES = [OPS / "README.md", *sorted((OPS / "econmt_ops").rglob("README.md"))]
 def test_every_op_has_one() -> None:
     folders = {path.parent.name for path in (OPS / "econmt_ops").glob("*/reference.py")}
     assert {path.parent.name for path in READMES} == {"ops", "cells", "modules", "linear", *folders}
+
+
+def test_every_cell_has_its_equations() -> None:
     assert all("_{t-1}" in (op.__doc__ or "") or "`lstm`" in (op.__doc__ or "") for op in LAYER_OPS.values())
 
 

@@ -139,6 +139,9 @@ def test_kernels_go_before_all_others_on_their_devices() -> None:
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
     assert resolved("auto", half) == "reference"
+
+
+def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
     available = made(recompute=LOOPS)
     with rules_only("cuda"):
         assert resolved("auto", available, VARIABLE) == "reference"
@@ -217,6 +220,9 @@ def test_limits_are_those_of_the_gpu(play_gpu: PlayGPU) -> None:
     assert limits_of(CUDA) == (40, 101_376, (8, 6), 12 << 30)
     assert not is_hopper(CUDA)
     assert limits_of(CPU) == H200
+
+
+def test_a_simulated_gpu_has_no_more_than_the_real_one() -> None:
     with simulated_gpu(capability=(7, 5), multiprocessors=24, memory=1 << 40):
         assert limits_of(CPU) == (24, 65_536, (7, 5), H200.memory)
         with simulated_gpu(multiprocessors=40):

@@ -113,6 +113,9 @@ def test_of_what_is_enough_only_the_least_is_more() -> None:
     for enough, samples in ((0.0, 3), (1.0, 4), (2.1, 10), (9.0, 20)):
         _, found = time_all({"a": (0.1,), "b": (0.105,)}, 99.0, most=20, enough=enough)
         assert {len(timing.samples) for timing in found.values()} == {samples}
+
+
+def test_what_may_not_run_drops_nothing() -> None:
     times = {"quick": (0.01,), "a": (0.1,), "b": (0.105,), "slow": (0.2,)}
     _, found = time_all(times, 99.0, most=10, fits=lambda name: name != "quick")
     counts = {name: len(timing.samples) for name, timing in found.items()}
@@ -141,10 +144,16 @@ def test_a_machine_that_gets_faster_in_the_middle_of_a_turn_drops_nothing() -> N
 def test_a_ratio_is_the_median_over_the_turns_of_both() -> None:
     assert ratio((1.0, 3.0, 5.0), (2.0, 2.0, 4.0)) == pytest.approx(1.25)
     assert ratio((1.0, 3.0), (2.0, 2.0, 100.0)) == pytest.approx(1.0)
+
+
+def test_functions_are_compared_in_the_turns_of_both() -> None:
     samples = {"a": (4.0, 4.0, 2.0, 2.0, 2.0), "dropped": (6.0, 6.0), "slow": (9.0, 9.0, 5.0, 5.0, 5.0)}
     assert compared(samples) == pytest.approx({"a": 2.0, "dropped": 3.0, "slow": 5.0})
     assert compared({"only": (3.0, 1.0, 2.0)}) == pytest.approx({"only": 2.0})
     # Before, b ran after c, which made it look slower than a.
+
+
+def test_those_that_remain_are_compared_in_the_turns_that_they_took_alone() -> None:
     samples = {"a": (1.0,) * 23, "b": (1.05,) * 15 + (0.9,) * 8, "c": (1.2,) * 15}
     assert compared(samples) == pytest.approx({"a": 1.05 / 0.9, "b": 1.05, "c": 1.2 * 1.05 / 1.05})
     few = {"a": (1.0,) * 22, "b": (1.05,) * 15 + (0.9,) * 7, "c": (1.2,) * 15}
@@ -178,12 +187,21 @@ def test_short_calls_are_repeated_and_the_number_of_repetitions_never_falls() ->
     communicator, found = time_all({"a": (1e-4,) * 12 + (0.1,)}, 100.0, most=3)
     assert len(communicator.calls) == 1 + 3 * 10
     assert found["a"].samples[0] == pytest.approx(1e-4)
+
+
+def test_one_that_is_far_behind_after_the_turns_that_decide_goes_on() -> None:
     _, found = time_all({"a": (0.1,), "b": (0.105,) * 9 + (0.14,), "c": (0.105,)}, 99.0, most=20)
     assert {len(timing.samples) for timing in found.values()} == {20}
+
+
+def test_the_device_is_waited_for() -> None:
     communicator = Communicator()
     wait = communicator.taking("wait", 0.5)
     alternate({"a": communicator.taking("a", 1.0)}, 9.0, clock=communicator.clock, most=1, synchronize=wait)
     assert communicator.calls == ["wait", "a", "wait"] * 2
+
+
+def test_quantiles() -> None:
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == pytest.approx(2.5)
     assert quantile([1.0], 0.9) == 1.0
     assert quantile([0.0, 10.0], 0.1) == pytest.approx(1.0)
@@ -241,9 +259,7 @@ def test_what_is_added_is_found_on_the_same_machine_alone(tmp_path: Path) -> Non
     assert store.load("here").keys() == {"lstm B=2", "gru B=1"}
 
 
-def test_a_machine_is_its_libraries_processor_and_threads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "processor", lambda: "Abacus 3")
     monkeypatch.setattr(measurements, "sources", lambda: "0123")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
@@ -251,6 +267,9 @@ def test_a_machine_is_its_libraries_processor_and_threads(
         monkeypatch.setattr(native, "is_built", lambda built=built: built)
         found = machine(torch.device("cpu"))
         assert found == f"torch {torch.__version__}, econmt_ops 0123, Abacus 3, 7 threads{words}"
+
+
+def test_old_machines_are_forgotten(tmp_path: Path) -> None:
     store = Store(tmp_path / "choices.json")
     for number in range(measurements._MACHINES + 1):
         store.add(f"machine {number}", {"lstm": RECORDS})

@@ -132,12 +132,15 @@ def test_a_file_holds_the_folder_in_the_same_bytes_each_time(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_file_is_a_program(whole: Path, temporary: Path, model: Path, call: Call, tmp_path: Path) -> None:
+def test_a_file_is_a_program(whole: Path, temporary: Path) -> None:
     environment = {**econmt_environment(), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     del environment["PYTHONPATH"]
     done = subprocess.run([whole], input=TEXT, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, run(whole, text=TEXT).stdout, b"")
     assert list(temporary.iterdir()) == []
+
+
+def test_nothing_is_overwritten(model: Path, call: Call, tmp_path: Path) -> None:
     file, folder = tmp_path / "file.pyz", tmp_path / "folder.pyz"
     file.write_bytes(b"kept")
     folder.mkdir()

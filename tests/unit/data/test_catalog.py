@@ -261,6 +261,9 @@ def test_prefixes_with_a_dot_and_absolute_ones(tmp_path: Path) -> None:
         source, target = put(tmp_path / f"{name}.en", b"x\n"), put(tmp_path / f"{name}.de", b"y\n")
         for prefix, folders in ((name, [tmp_path]), (str(tmp_path / name), [])):
             assert find_corpus(prefix, "en", "de", folders, progress=False) == Corpus(source, target)
+
+
+def test_not_found_names_every_place(tmp_path: Path) -> None:
     put(tmp_path / "a" / "set" / "train.en", b"x\n")
     with pytest.raises(InputError) as caught:
         find_corpus("set/train", "en", "de", [tmp_path / "a", tmp_path / "b"], progress=False)
@@ -277,6 +280,9 @@ def test_the_catalog_has_no_such_split_or_is_not_asked_without_leave(tmp_path: P
         find_corpus("multi30k/dev", "en", "de", [], progress=False)
     with pytest.raises(InputError, match="not found"):
         find_corpus("number-words/valid", "en", "de", [tmp_path], progress=False, fetch=False)
+
+
+def test_one_file(tmp_path: Path) -> None:
     file = put(tmp_path / "lm" / "train.txt.gz", b"x\n")
     assert find_text("lm/train.txt", [tmp_path], progress=False) == file
     with pytest.raises(InputError, match=r"lm/valid\.txt\(\.gz\)"):

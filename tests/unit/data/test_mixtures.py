@@ -55,6 +55,9 @@ def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
     assert mixture([0, 3, 6], 9, weights=[[0.3, 0.3, 0.4]], epoch_pairs=1).counts(0) == [0, 0, 1]
     equal = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 1.0]], epoch_pairs=5)
     assert equal.counts(0) == [2, 2, 1], "of equal remainders those of the first corpora"
+
+
+def test_an_empty_corpus_must_have_no_weight() -> None:
     with pytest.raises(InputError, match=r"data\.mixing\.weights: b has no training pairs left"):
         mixture([0, 9], 9, weights=[[1, 0], [1, 1]], epochs=[1])
     assert mixture([0, 9], 9, weights=[[1, 0]]).counts(0) == [9, 0]

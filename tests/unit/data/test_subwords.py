@@ -89,6 +89,9 @@ def test_blanks_of_any_kind_at_the_ends_go(joint: Vocabularies, tmp_path: Path) 
     words = learn(tmp_path, type="words")
     for vocabulary in (joint.source, words.source):
         assert vocabulary.encode("\t A man\xa0\t\u3000 ") == vocabulary.encode("A man")
+
+
+def test_separate_models(tmp_path: Path) -> None:
     vocabularies = learn(tmp_path, type="bpe", size=70, joint=False)
     files = [path.name for path in vocabulary_files(tmp_path)]
     assert files == ["subwords.source.model", "subwords.target.model"]

@@ -154,10 +154,13 @@ def test_rows_stay_in_parts_and_shares_and_know_their_line(store: TokenStore, tm
     assert (first.target_tokens, second.target_tokens) == (8, 4)
 
 
-def test_more_rows_than_tokens_are_refused(store: TokenStore, tmp_path: Path) -> None:
+def test_more_rows_than_tokens_are_refused(store: TokenStore) -> None:
     with pytest.raises(InputError, match=r"23 tokens, fewer than training\.batch\.size 24"):
         TextBatches(store, 24, 4)
     assert TextBatches(store, 23, 4).batches_per_epoch == 1
+
+
+def test_a_row_knows_its_line(store: TokenStore, tmp_path: Path) -> None:
     batch = next(TextBatches(store, 2, 4))
     assert store.location(int(batch.indices[0])) == f"{tmp_path / 'ptb.train.txt'}:1"
     assert store.location(int(batch.indices[1])) == f"{tmp_path / 'ptb.train.txt'}:4"

@@ -184,13 +184,14 @@ def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
     assert (cpu.device, cpu.allocated, cpu.reserved, cuda.device) == ("cpu", None, None, "cuda")
 
 
-def test_on_cuda_dropout_keeps_no_mask_and_a_decoder_nothing_that_only_its_steps_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_cuda_dropout_keeps_no_mask_and_a_decoder_nothing_that_only_its_steps_read() -> None:
     recipe = load_recipe("groundhog", ["training.precision=bfloat16"])
     ledger = estimate_step(TranslationTask(recipe, 900, 700), (80, 20, 20), "cuda")
     assert ledger.peak == pytest.approx(377_356_288, rel=0.002)
     # Measured on an H200 with PyTorch 2.11: 64,000,000 bytes for 1,600 x 5,000 values, and a peak of 619,215,360.
+
+
+def test_on_cuda_the_sum_of_a_bias_gradient_has_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
     recipe = load_recipe("iwslt", [*REFERENCE, "training.precision=float32", "training.cuda_graphs=off"])
     ledger = estimate_step(TranslationTask(recipe, 5000, 5000), (64, 30, 25), "cuda")

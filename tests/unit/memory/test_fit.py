@@ -117,9 +117,15 @@ def test_buckets_tell_where_to_look_in_the_next(play: Play) -> None:
     for each in found:
         assert each.bytes <= 2 << 30 < ledger(Shape(each.rows + 1, *each[:2])).peak
     assert len(looks) <= 28
+
+
+def test_buckets_of_one_size_and_none_that_fits(play: Play) -> None:
     play(lambda shape: Ledger(peak=100 * shape.rows * shape.source))
     buckets = [(9, 9), (4, 14), (14, 4), (2, 2)]
     assert [fit.rows for fit in fit_all(TASK, TECHNIQUE, buckets, 1000, "cpu", 64)] == [1, 2, 0, 5]
+
+
+def test_ends_of_the_range() -> None:
     assert largest_batch(lambda rows: 10 * rows, 9, 64) == 0
     assert largest_batch(lambda rows: 7, 9, 64) == MOST_ROWS
     assert largest_batch(lambda rows: rows, 10**9, 3 * MOST_ROWS) == MOST_ROWS

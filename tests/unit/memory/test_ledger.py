@@ -313,6 +313,9 @@ def test_bytes_in_words() -> None:
     words = [format_bytes(size) for size in (999, 1000, 2_500_000, 9_117_000_000)]
     assert words == ["999 B", "1.0 kB", "2.5 MB", "9.12 GB"]
     assert [format_bytes(-size) for size in (999, 1000, 2_500_000)] == ["-999 B", "-1.0 kB", "-2.5 MB"]
+
+
+def test_the_stash_is_that_of_the_largest_micro_batch() -> None:
     weight, tracker = torch.ones(4, requires_grad=True), Tracker(torch.device("cpu"))
     tracker.label(weight, "weights", "output")
     with tracker.recording():

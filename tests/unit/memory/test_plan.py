@@ -262,6 +262,9 @@ def test_a_peak_that_is_exactly_the_limit_fits(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(planner, "_limit", most)
     # All shapes have the peak of the largest then: none is looked at alone.
     assert [(entry.peak, entry.implementations) for entry in planner.allot()] == [(most, AUTO)] * 4
+
+
+def test_small_buckets_stay_as_they_are_and_large_ones_keep_less() -> None:
     # 80 positions: 8.1 MB as it is, 4.1 MB with the second setting.
     found = allot(4_500_000)
     assert [found[target].implementations for target in (10, 20, 40, 80)] == [AUTO, AUTO, AUTO, LADDER[1]]
@@ -481,11 +484,14 @@ def test_the_nearest_budget_is_enough_and_near(size: int) -> None:
     assert found <= 1.11 * size + 1
 
 
-def test_sizes_as_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_as_words() -> None:
     words = [size_text(size) for size in (17, 1 << 10, 1000 << 10, int(1.3 * (1 << 30)))]
     assert words == ["17 B", "1 KiB", "0.977 MiB", "1.3 GiB"]
     assert nearest_budget(int(1.33 * (1 << 30))) == "1.4GiB"
     assert nearest_budget(133 << 20) == "140MiB"
+
+
+def test_auto_takes_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "free_memory", lambda device: 1000)
     monkeypatch.setattr(budgets, "group_memory", lambda: None)
     assert budget_bytes("auto", CPU, 500) == int(AUTO_SHARE * 1500)

@@ -242,12 +242,15 @@ def test_a_step_trains_and_can_be_traced(task: TranslationTask, tmp_path: Path) 
     assert any("econmt" in event.get("name", "") for event in events)
 
 
-def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_described() -> None:
     found = describe_machine("cpu")
     assert found["torch"] == torch.__version__
     assert found["threads"] == str(torch.get_num_threads())
     assert found["processor"] == processor() != ""
     assert 1 << 20 < free_memory(CPU) < 1 << 50
+
+
+def test_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 << 30, H200.memory))
     assert (total_memory(gpu), free_memory(gpu)) == (H200.memory, 5 << 30)

@@ -53,6 +53,9 @@ def test_stash_and_times_by_layer() -> None:
         ["other", "", "0 %", "0.0", "0.0", "2.0"],
         ["all", "9,000.0", "100 %", "4.0", "4.0", "2.0"],
     ]
+
+
+def test_summary_tells_speed_and_share_of_the_peak() -> None:
     peak = "peak 11.0 MB, in the backward phase; stash 9.0 MB"
     speed = (
         "10 ms a step, 8,000 target tokens/s, 300.0 MFLOP/s, 8 % of what a large matrix product reaches here"
@@ -119,6 +122,9 @@ def test_a_technique_without_times_has_no_speed() -> None:
     head, *rows = cells(comparison_table([make_profile("reference", 40, timed=False)] * 2))
     assert head == ["technique", "stash MB", "change", "peak MB", "change", "bytes"]
     assert rows == [["reference", "360.0", "", "323.0", "", "estimated"]] * 2
+
+
+def test_stash_by_layer_and_technique() -> None:
     rows = cells(stash_table([make_profile("reference", 4), make_profile("all", 1)]))
     assert rows == [
         ["technique", "attention MB", "decoder MB"],

@@ -69,6 +69,9 @@ def test_views_results_in_place_and_shared_storages_count_once() -> None:
     assert sizes(tracker) == [64]
     assert views
     assert flat.data_ptr() == base.data_ptr()
+
+
+def test_operators_that_resize() -> None:
     with Tracker(CPU).recording() as tracker:
         tensor = torch.empty(0)
         torch.add(torch.ones(3), 1, out=tensor)
@@ -281,6 +284,9 @@ def test_names_of_econmt_ops_are_those_that_it_has() -> None:
         assert econmt_ops.core.scopes.are_whole
     assert not econmt_ops.core.scopes.are_whole
     assert ops_package.cost_of("econmt_ops::linear_recurrence") is not None
+
+
+def test_operators_of_econmt_ops_count_alike_without_econmt() -> None:
     folders = ":".join(str(ROOT / name) for name in ("memory", "ops"))
     without = "import sys; sys.modules['econmt'] = None\n" + PROGRAM + "print(json.dumps(found))"
     done = run_python("-c", without, env={"PYTHONPATH": folders})

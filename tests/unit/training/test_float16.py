@@ -109,6 +109,9 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_scale(make_run: MakeRun) -> N
     message = r"the loss is not finite at update 1.*float32, which has a wider range"
     with pytest.raises(TrainingError, match=message):
         trainer._update(Progress.silent())
+
+
+def test_a_scale_is_a_power_of_two(make_run: MakeRun) -> None:
     with pytest.raises(InputError, match="loss_scale 1000 is not a power of two; use 512 or 1024"):
         make_run(HALF, "training.loss_scale=1000")
 

@@ -120,6 +120,9 @@ def test_a_pickle_is_refused_by_name_and_never_run(tmp_path: Path) -> None:
         torch.save({"a": torch.zeros(2)}, path, _use_new_zipfile_serialization=new)
         with pytest.raises(InputError, match="is a pickle"):
             read_tensors(path)
+
+
+def test_a_header_as_long_as_a_pickle_begins_is_no_pickle(tmp_path: Path) -> None:
     # 0x80 0x02, the beginning of a pickle of protocol 2, is also the length of a header of 640 bytes.
     path = tmp_path / "t.safetensors"
     write_tensors(path, {"a": torch.zeros(1)}, {**METADATA, "padding": ""})
@@ -272,13 +275,16 @@ def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None
     assert float(found["bleu"]) == 100 / 3
 
 
-def test_random_states_bring_back_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_states_bring_back_the_generator() -> None:
     torch.manual_seed(5)
     states = json.loads(json.dumps(random_states()))
     first = torch.rand(3).tolist()
     assert torch.rand(3).tolist() != first
     restore_random_states(states)
     assert torch.rand(3).tolist() == first
+
+
+def test_states_of_gpus_that_are_not_there_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     states, restored = random_states(), list[int]()
     states["cuda"] = [states["torch"]] * 3
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -361,6 +361,9 @@ def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:
         return memory.predict(lambda: model(inputs).sum().backward(), model, device="cpu").peak_bytes
 
     assert peak("meta") == peak("cpu")
+
+
+def test_the_stash_is_that_of_the_pass_that_keeps_most() -> None:
     model = perceptron()
 
     def step(*rows: int) -> Counter[str]:
@@ -410,6 +413,9 @@ def test_a_shape_that_depends_on_values_is_named() -> None:
     values = torch.arange(8, device="meta")  # those of a tensor with memory would be known
     with pytest.raises(ValueError, match=r"repeat_interleave\.Tensor depends on values.* output_size"):
         memory.predict(lambda: values.repeat_interleave(values), device="cpu")
+
+
+def test_tensors_that_a_cpu_converts_first_are_predicted() -> None:
     single, half, whole = torch.randn(512, 64), torch.randn(512, 64).bfloat16(), torch.ones(512, 64).long()
 
     def step() -> Tensor:

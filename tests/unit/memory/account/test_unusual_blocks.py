@@ -133,6 +133,9 @@ def test_weights_that_change_their_type_in_the_block_stay_weights() -> None:
         model.double()
         model(torch.ones(1024, 64, dtype=torch.float64)).sum().backward()
     assert account.by_category()["weights"] == 2 * size + 8
+
+
+def test_a_lazy_module_gets_its_weights_in_the_block() -> None:
     model = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d())
     with memory.track(model) as account:
         model(torch.ones(512, 64)).sum().backward()
@@ -258,6 +261,9 @@ def test_devices_of_a_prediction_are_given_as_elsewhere_in_pytorch() -> None:
     }
     assert len(peaks) == 1
     assert memory.predict(lambda: model(inputs), model, device=torch.device("cpu")).peak_bytes not in peaks
+
+
+def test_scripted_modules_are_tracked_and_not_predicted() -> None:
     model, inputs = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU())), torch.ones(8, 64)
     with memory.track(model) as account:
         model(inputs).sum().backward()
