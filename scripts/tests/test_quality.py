@@ -19,8 +19,8 @@ ROWS = [
         "start_seconds": 12.4,
         "device_bytes": 3_000_000_000,
         "checkpoints": [
-            Checkpoint(60.0, 60.2, 400, 10**9, 40_000.0, 3.14)._asdict(),
-            Checkpoint(510.0, 510.1, 3400, 2 * 10**9, 40_123.4, 30.06, 50.1)._asdict(),
+            {"mark": 60.0, **Checkpoint(60.2, 400, 10**9, 40_000.0, 3.14)._asdict()},
+            {"mark": 510.0, **Checkpoint(510.1, 3400, 2 * 10**9, 40_123.4, 30.06, 50.1)._asdict()},
         ],
         "curve": [],
         "test": {"bleu": 55.0},
@@ -31,7 +31,7 @@ ROWS = [
         "parameters": 19_229_824,
         "start_seconds": 20.0,
         "device_bytes": 1_500_000_000,
-        "checkpoints": [Checkpoint(60.0, 55.0, 7000, 5 * 10**8, 850_000.0, 35.5)._asdict()],
+        "checkpoints": [{"mark": 60.0, **Checkpoint(55.0, 7000, 5 * 10**8, 850_000.0, 35.5)._asdict()}],
         "curve": [[30.0, 20.0], [55.0, 35.5]],
         "test": {},
     },
@@ -39,21 +39,17 @@ ROWS = [
 
 
 def test_econmt_s_checkpoints_are_the_last_before_each_mark(tmp_path: Path) -> None:
-    rows = "1000 40.5 10.5 500 90", "2000 69.5 20.5 600 91", "3000 99.5 30.5 600 92"
+    rows = "1000 40.5 10.5 500 90", "2000 69.75 20.5 600 91", "3000 99.5 30.5 600 92"
     names = "update seconds bleu peak_memory_bytes target_tokens_per_second"
     (tmp_path / "metrics.tsv").write_text("".join("\t".join(row.split()) + "\n" for row in (names, *rows)))
     log = ["first update begins: 9.50 s"]
     econmt = quality.PROGRAMS["econmt"]()
     curve = econmt.curve(log, tmp_path)
-    assert quality.last_before(curve, [20.0, 60.0, 89.0]) == [
-        Checkpoint(60.0, 60.0, 2000, 600, 91.0, 20.5),
-        Checkpoint(89.0, 60.0, 2000, 600, 91.0, 20.5),
-    ]
-    assert [(each.seconds, each.bleu) for each in curve] == [(31.0, 10.5), (60.0, 20.5), (90.0, 30.5)]
+    wanted = Checkpoint(60.25, 2000, 600, 91.0, 20.5)
+    assert quality.last_before(curve, [20.0, 60.0, 88.0]) == {60.0: wanted, 88.0: wanted}
+    assert [(each.seconds, each.bleu) for each in curve] == [(31.0, 10.5), (60.25, 20.5), (90.0, 30.5)]
     assert "training.max_seconds=570" in econmt.command(tmp_path, [], [540.0])
-    log = ["mark 60: 60.06 s, update 3923, 4000 bytes allocated, 748,593 target tokens/s, BLEU 42.76"]
     base = quality.PROGRAMS["transformer-base"]()
-    assert base.curve(log, tmp_path) == [Checkpoint(60.0, 60.06, 3923, 4000, 748_593.0)]
     assert base.command(tmp_path, [], [60.0, 540.0])[-5:] == ["--size", "base", "--marks", "60.0", "540.0"]
 
 

@@ -13,6 +13,7 @@ from econmt.config.recipe import parse_recipe
 from econmt.data.batching.store import prepare
 from econmt.data.text.vocabulary import BOS, EOS, PAD
 from scripts.bench import transformer
+from scripts.bench.compare.quality import PROGRAMS
 from scripts.bench.transformer_model import Sizes, Transformer, save_for_ctranslate2, search
 from tests.unit.cli.conftest import Call
 
@@ -106,14 +107,32 @@ def test_it_learns_a_prepared_text_and_scores_every_mark(
     options = "--size", "three", "--device", "cpu", "--warm-up", "5", "--marks", "0.2", "0.4"
     ended = bench("transformer", *words, *options)
     assert ended.code == 0
-    marks = [line for line in ended.out.splitlines() if line.startswith("mark ")]
-    assert [line.split(":")[0] for line in marks] == ["mark 0.2", "mark 0.4"]
-    assert all(", BLEU " in line and ", chrF " in line for line in marks)
+    marks = [line for line in ended.out.splitlines() if line.startswith("mark: 0.")]
+    assert ["BLEU" in line and "chrF" in line for line in marks] == [True, True]
+    curve = PROGRAMS["transformer"]().curve(ended.out.splitlines(), tmp_path / "model")
+    assert all(each.seconds >= mark for each, mark in zip(curve, (0.2, 0.4), strict=True))
+    assert f"BLEU {curve[1].bleu}," in marks[1]
     assert "test: BLEU" in ended.out
     assert len((tmp_path / "model" / "hypotheses.test").read_text().splitlines()) == 5
     again = bench("transformer", *words, *options)
-    assert again.code == 0
-    assert "mark" not in again.out
+    assert (again.code, "mark" in again.out) == (0, False)
+
+
+@pytest.mark.parametrize("decay", [0.5, None])
+def test_parameters_are_averaged_as_the_recipe_says(decay: float | None, model: Transformer) -> None:
+    averaging = f"training:\n  averaging: {{start: at-once, decay: {decay or 'null'}}}\n"
+    recipe = parse_recipe(RECIPE.replace("training:\n", averaging), "test")
+    trainer = transformer.Trainer(model, recipe, 1, torch.device("cpu"))
+    average = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    batch = transformer.Loaded((4, 3), torch.cat((SOURCE, TARGET, TARGET), 1), 5)
+    for number in range(1, 4):
+        trainer.update(number, batch)
+        share = max(1 / number, 1 - (decay or 1.0))
+        average = [
+            old + share * (new.detach() - old) for old, new in zip(average, model.parameters(), strict=True)
+        ]
+    assert not torch.allclose(average[0], next(model.parameters()))
+    torch.testing.assert_close(trainer.saved, average)
 
 
 def test_ctranslate2_finds_the_same_best_words(model: Transformer, tmp_path: Path) -> None:

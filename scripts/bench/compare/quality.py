@@ -21,6 +21,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -41,28 +42,26 @@ START_SECONDS = 30
 """Seconds that econmt, whose own limit counts its start, gets beyond the last mark."""
 BEGINS = "first update begins"
 """First words of the line that is printed when training begins."""
+_COLUMNS = itemgetter("seconds", "update", "peak_memory_bytes", "target_tokens_per_second", "bleu")
 _SIZE = re.compile(r"([\d,]+) parameters")
-_MARK = re.compile(r"mark ([\d.]+): ([\d.]+) s, update (\d+), (\d+) bytes allocated, ([\d,]+) target")
 
 
 class Checkpoint(NamedTuple):
     """Model of a moment of training.
 
     Attributes:
-        mark: Seconds at which it was wanted, or those that it has.
         seconds: Seconds of training from the first update on.
         update: Updates so far.
         allocated_bytes: Largest memory that PyTorch's allocator gave out on the GPU until then.
         tokens_per_second: Target tokens a second of training alone, since the validation or the mark before.
-        bleu, chrf: Scores of the validation text; None if they have not been measured.
+        bleu, chrf: Scores of the validation text; chrf is None if it has not been measured.
     """
 
-    mark: float
     seconds: float
     update: int
     allocated_bytes: int
     tokens_per_second: float
-    bleu: float | None = None
+    bleu: float
     chrf: float | None = None
 
 
@@ -83,20 +82,15 @@ class Recurrent(Econmt):
         began = next(float(line.split()[3]) for line in lines if line.startswith(BEGINS))
         with (model / "metrics.tsv").open(encoding="utf-8", newline="") as stream:
             return [
-                Checkpoint(
-                    float(row["seconds"]) - began,
-                    float(row["seconds"]) - began,
-                    int(row["update"]),
-                    int(row["peak_memory_bytes"]),
-                    float(row["target_tokens_per_second"]),
-                    float(row["bleu"]),
+                Checkpoint(float(seconds) - began, int(update), int(peak), float(speed), float(score))
+                for seconds, update, peak, speed, score in map(
+                    _COLUMNS, csv.DictReader(stream, delimiter="\t")
                 )
-                for row in csv.DictReader(stream, delimiter="\t")
             ]
 
 
 class PlainTransformer(Recurrent):
-    """Transformer of :mod:`scripts.bench.transformer`, which leaves the same files of translations."""
+    """Transformer of :mod:`scripts.bench.transformer`, which leaves the same files."""
 
     name = "plain transformer, 4+4 layers of 384"
     size: ClassVar[str] = "econmt"
@@ -105,14 +99,6 @@ class PlainTransformer(Recurrent):
         """Returns the words, after those of Python, that train until the last mark."""
         words = ["-m", "scripts.bench", "transformer", RECIPE, str(model), *changes]
         return [*words, "--size", self.size, "--marks", *map(str, marks)]
-
-    def curve(self, lines: Sequence[str], model: Path) -> list[Checkpoint]:  # noqa: ARG002
-        """Returns the checkpoints that the log tells."""
-        found = filter(None, map(_MARK.match, lines))
-        return [
-            Checkpoint(float(m[1]), float(m[2]), int(m[3]), int(m[4]), float(m[5].replace(",", "")))
-            for m in found
-        ]
 
 
 class PlainTransformerBase(PlainTransformer):
@@ -141,7 +127,7 @@ def measure(program: Recurrent, options: argparse.Namespace, folder: Path) -> di
     def reading(line: str) -> None:
         if line.startswith(BEGINS):
             began.append(trainee.clock.read())
-        if line.startswith(("mark ", "checkpoint ", BEGINS)):
+        if line.startswith(("mark: ", "checkpoint ", BEGINS)):
             say(f"{program.name}: {line}")
 
     words = [sys.executable, *program.command(model, changes, marks)]
@@ -151,26 +137,26 @@ def measure(program: Recurrent, options: argparse.Namespace, folder: Path) -> di
         finished = write_log(run_alone(trainee), folder / "train.log")
     prepared = open_prepared(options.store)
     curve = program.curve(finished.lines, model)
-    checkpoints = [
-        each._replace(**scores(model / f"hypotheses.{each.update:05d}", prepared.valid_text.target))
-        for each in last_before(curve, marks)
-    ]
+    checkpoints = {
+        mark: each._replace(**scores(model / f"hypotheses.{each.update:05d}", prepared.valid_text.target))
+        for mark, each in last_before(curve, marks).items()
+    }
     return {
         "name": program.name,
         "version": program.version(),
         "parameters": next(int(m[1].replace(",", "")) for m in map(_SIZE.search, finished.lines) if m),
         "start_seconds": round(began[0], 1),
         "device_bytes": watch.peak,
-        "checkpoints": [each._asdict() for each in checkpoints],
-        "curve": [(each.seconds, each.bleu) for each in curve if each.bleu is not None],
+        "checkpoints": [{"mark": mark, **each._asdict()} for mark, each in checkpoints.items()],
+        "curve": [(each.seconds, each.bleu) for each in curve],
         "test": scores(model / "hypotheses.test", prepared.test_text.target),
     }
 
 
-def last_before(checkpoints: Sequence[Checkpoint], marks: Sequence[float]) -> list[Checkpoint]:
-    """Returns the last checkpoint that there was at each mark."""
-    before = [[each for each in checkpoints if each.mark <= mark] for mark in marks]
-    return [rows[-1]._replace(mark=mark) for mark, rows in zip(marks, before, strict=True) if rows]
+def last_before(checkpoints: Sequence[Checkpoint], marks: Sequence[float]) -> dict[float, Checkpoint]:
+    """Returns the last checkpoint that there was at each mark, or a second after it."""
+    before = {mark: [each for each in checkpoints if each.seconds <= mark + 1] for mark in marks}
+    return {mark: rows[-1] for mark, rows in before.items() if rows}
 
 
 def scores(file: Path, references: list[str]) -> dict[str, float]:
@@ -197,10 +183,7 @@ def rows_of(figures: Mapping[str, Any]) -> Row:
 
 def draw(results: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Draws BLEU over the minutes of training."""
-    lines: dict[str, dict[float, float]] = {}
-    for each in results:
-        scored = each["curve"] or [(it["seconds"], it["bleu"]) for it in each["checkpoints"]]
-        lines[each["name"]] = {seconds / 60: score for seconds, score in scored}
+    lines = {each["name"]: {seconds / 60: score for seconds, score in each["curve"]} for each in results}
     title = "Validation text of laws-en-fr, English to French"
     draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title)
 
