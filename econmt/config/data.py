@@ -44,6 +44,12 @@ TextPrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 MinimumCount = Annotated[int, Field(ge=1, le=limits.TOKENS)]
 FileName = Annotated[str, Field(min_length=1)]
+_COVERED = "share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese"
+Coverage = Annotated[float, Field(ge=0.98, le=1.0, description=_COVERED)]
+_PREPARED = "folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder"
+PreparedFolder = Annotated[
+    str | None, NO_PARAMETERS, NO_MEMORY, NO_PREPARED_TEXT, Field(description=_PREPARED)
+]
 
 
 def _check_sides(key: str, files: list[str], joint: bool) -> None:
@@ -77,12 +83,7 @@ class SentencePieceSubwords(Section):
     dropout: Annotated[Probability, NO_PREPARED_TEXT] = Field(
         0.0, description="BPE-dropout: probability of skipping a merge, drawn again in every epoch (bpe only)"
     )
-    character_coverage: float = Field(
-        1.0,
-        ge=0.98,
-        le=1.0,
-        description="share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese",
-    )
+    character_coverage: Coverage = 1.0
 
     @model_validator(mode="after")
     def _models_fit_languages(self) -> SentencePieceSubwords:
@@ -366,10 +367,7 @@ class Data(Section):
         "error",
         description="training pairs with an empty side: error stops and names the line, skip leaves them out",
     )
-    prepared: Annotated[str | None, NO_PARAMETERS, NO_MEMORY, NO_PREPARED_TEXT] = Field(
-        None,
-        description="folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder",
-    )
+    prepared: PreparedFolder = None
 
     @model_validator(mode="after")
     def _factors_are_their_own(self) -> Data:
@@ -397,6 +395,12 @@ class Data(Section):
                     "one weight for each"
                 )
         return self
+
+    @property
+    def targets(self) -> list[str]:
+        """Target languages among which a tag, as ``<2de>``, chooses for each source; empty if there are not several."""
+        codes = [tag[2:-1] for tag in dict.fromkeys(self.tags) if re.fullmatch("<2[A-Za-z].*", tag)]
+        return codes if len(codes) > 1 else []
 
     def tag(self, number: int) -> str:
         """Returns the tag of a prefix of ``train``, given by its index; empty if it has none."""

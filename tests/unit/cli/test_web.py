@@ -27,6 +27,7 @@ from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import LINES, VARIANTS, exact, random_model, write_random_lexicon
 from tests.unit.serving.test_page import CHROMIUM, MISSING, expect, sync_api
 from tests.unit.serving.test_page import browser as browser
+from tests.unit.training.tiny import Run
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 WEB = ROOT / "runtime/econmt_runtime/web"
@@ -136,6 +137,7 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
     with served(folder) as home:
         page.goto(home)
         expected = translation()
+        expect(page.get_by_role("combobox")).to_have_count(0)
         page.locator("#wishes").evaluate("(details) => (details.open = true)")
         for glossary, told in ("h = a a a\nh", "Line 2: write a term"), ("h = a a a", ""):
             page.locator("#glossary").fill(glossary)
@@ -166,6 +168,78 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
         expect(page.get_by_role("alert")).to_contain_text("arrays.safetensors is damaged or of another model")
 
 
+@pytest.fixture(scope="module")
+def tagged(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random model of two target languages."""
+    folder = tmp_path_factory.mktemp("tagged")
+    tags = ("data.train=[train, train]", "data.tags=[<2fr>, <2de>]", "data.subwords={type: bpe, size: 38}")
+    like = Run(text, folder / "like", tags).trained().folder.path
+    return random_model(like, folder / "model", "student", {"beam_size": 3})
+
+
+@in_browser
+@pytest.mark.slow
+def test_a_target_is_a_tag_before_each_sentence_with_words(
+    tagged: Path, tmp_path: Path, page: sync_api.Page
+) -> None:
+    lines, model = ["a b c", "b", "H A", "3", "", "<2fr> a b c"], exact(tagged)
+    marked = ["<2de> a b c", "<2de> b", "<2de> H A", "3", "", "<2fr> a b c"]
+    with served(export_runtime(tagged, tmp_path / "web", web=True)) as home:
+        page.goto(f"{home}model.json")
+        for terms in ({}, {"b": "d e", "h": "a a"}):
+            expected = model.translate(marked, glossary=Glossary(terms), nbest_size=2)
+            options = {"nbest": 2, "glossary": [*terms.items()], "target": "de"}
+            (found,) = page.evaluate(TRANSLATE, [[lines], options])
+            assert [each[::2] for each in found] == [[each.text, len(each.hypotheses)] for each in expected]
+            assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+        wrong = page.evaluate(TRANSLATE, [[["a"]], {"target": "it"}])
+        assert wrong == ["target: use one of fr, de"]
+
+
+@in_browser
+@pytest.mark.slow
+def test_the_language_of_the_translation_is_chosen_and_kept(
+    tagged: Path, tmp_path: Path, page: sync_api.Page
+) -> None:
+    model, text = exact(tagged), "a b. C d。e"
+
+    def expect_translation(code: str, glossary: Glossary | None = None) -> None:
+        sentences = [f"<2{code}> {each}" for each in ("a b.", "C d。", "e")]
+        expected = " ".join(each.text for each in model.translate(sentences, glossary=glossary))
+        expect(page.locator("#target")).to_have_text(expected, use_inner_text=True)
+        expect(page.locator("#target")).to_have_attribute("lang", code)
+        expect(choice).to_have_value(code)
+
+    choice, source, terms = (
+        page.get_by_role("combobox", name="Translation to"),
+        page.locator("#source"),
+        page.locator("#glossary"),
+    )
+    for name in ("web", "page.html"):
+        made = export_runtime(tagged, tmp_path / name, web=True)
+        with served(tmp_path) as home:
+            page.goto(f"{home}{name}/" if made.is_dir() else made.as_uri())
+            expect(choice.get_by_role("option")).to_have_text(["French", "German"])
+            expect(page.get_by_role("heading", name="Source")).to_be_visible()
+            source.fill(text)
+            expect_translation("fr")
+            choice.select_option("de")
+            expect_translation("de")
+            page.locator("#wishes").evaluate("(details) => (details.open = true)")
+            terms.fill("b = d e")
+            expect_translation("de", Glossary({"b": "d e"}))
+            page.locator(".sentence").first.click()
+            expect(page.locator("#others-source")).to_have_text("a b.")
+            choice.select_option("fr")
+            expect_translation("fr")
+            expect(terms).to_have_value("")
+            choice.select_option("de")
+            page.reload()
+            expect(terms).to_have_value("b = d e")
+            source.fill(text)
+            expect_translation("de", Glossary({"b": "d e"}))
+
+
 def test_what_is_written_and_refused(
     word_model: Path, subword_model: Path, call: Call, tmp_path: Path
 ) -> None:
@@ -174,7 +248,9 @@ def test_what_is_written_and_refused(
     refused(call("export --web --runtime", subword_model, made), "--web cannot be combined with --runtime")
     call("export --web", subword_model, made)
     files = {"arrays.safetensors", "subwords.model", *(path.name for path in WEB.iterdir())}
-    assert {*json.loads((made / "model.json").read_text())["files"]} == files
+    config = json.loads((made / "model.json").read_text())
+    assert {*config["files"]} == files
+    assert "targets" not in config
     assert {path.name for path in made.iterdir()} == {*files, "model.json"}
     assert sum(path.stat().st_size for path in WEB.iterdir()) <= 150_000
 
