@@ -53,7 +53,7 @@ class Scheduler:
         """Queues all sentences; raises Refused if too many wait already, or the server is stopping."""
         if self._stopped:
             raise Stopping
-        most = self._settings.most_waiting
+        most = self._settings.max_waiting
         if len(self._waiting) + len(jobs) > most:
             self._forget_given_up()
         if len(jobs) > most:
@@ -89,7 +89,7 @@ class Scheduler:
     async def _let_gather(self) -> None:
         """Waits a few milliseconds for more sentences, unless there are enough for a batch."""
         first = min(self._waiting, key=lambda job: job.due)
-        seconds = first.came + self._settings.wait_seconds - time.monotonic()
+        seconds = first.came + self._settings.wait_ms / 1000.0 - time.monotonic()
         if seconds > 0.0 and len(self._waiting) < first.served.loaded.batch:
             await asyncio.sleep(seconds)
 

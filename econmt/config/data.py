@@ -397,10 +397,10 @@ class Data(Section):
         return self
 
     @property
-    def targets(self) -> list[str]:
-        """Target languages among which a tag, as ``<2de>``, chooses for each source; empty if there are not several."""
-        codes = [tag[2:-1] for tag in dict.fromkeys(self.tags) if re.fullmatch("<2[A-Za-z].*", tag)]
-        return codes if len(codes) > 1 else []
+    def targets(self) -> dict[str, str]:
+        """Tags, as ``<2de>``, by the target language that each chooses for a source; empty if there are not several."""
+        tags = {tag[2:-1]: tag for tag in self.tags if re.fullmatch("<2[A-Za-z].*", tag)}
+        return tags if len(tags) > 1 else {}
 
     def tag(self, number: int) -> str:
         """Returns the tag of a prefix of ``train``, given by its index; empty if it has none."""

@@ -272,6 +272,11 @@ class Translator:
             without_capitals(request.text, spoken) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
+        starts = [f"{each.source_prefix} ".lstrip() if each.text.strip() else "" for each in requests]
+        texts = list(map("".join, zip(starts, texts, strict=True)))
+        requests = [
+            each._replace(text=start + each.text) for start, each in zip(starts, requests, strict=True)
+        ]
         with_terms = [self._with_terms(*each) for each in zip(requests, texts, strict=True)]
         attempts = self._attempts(requests, with_terms, numbered, where)
         factors = [request.factors for request in requests]
@@ -295,7 +300,8 @@ class Translator:
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
             line = texts[index], sources[index], hypotheses, written, self.vocabularies
-            translation = translation_of(*line, replace_unk=self.options.replace_unk)
+            first = len(starts[index].split())
+            translation = translation_of(*line, replace_unk=self.options.replace_unk, first_word=first)
             if in_capitals[index]:
                 translation = in_capital_letters(translation, written_in)
             results[index] = translation

@@ -107,7 +107,7 @@ def export_runtime(
     if web:
         data = loaded.recipe.pairs
         config |= {"inputs": inputs, "languages": [data.source, data.target]}
-        config |= {"targets": data.targets} if data.targets else {}
+        config |= {"targets": list(data.targets)} if data.targets else {}
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         arrays = temporary / "arrays.safetensors"
         write_tensors(arrays, tensors, {"format": FORMAT})

@@ -415,7 +415,7 @@ def test_json_with_two_meanings_or_none_is_refused(client: Client, body: bytes, 
 
 
 def test_phrases_in_errors_are_cut(folder: Path) -> None:
-    with serving(folder, Settings(most_characters=100_000)) as client:
+    with serving(folder, Settings(max_characters=100_000)) as client:
         for fields in (
             {"constraints": ["ß" * 90_000]},
             {"glossary": {"ß" * 90_000: " "}},
