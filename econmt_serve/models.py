@@ -190,10 +190,9 @@ class Direction(NamedTuple):
 
     def tagged(self, line: Request) -> Request:
         """Returns a sentence with the tag of the target language, unless it begins with a tag of its own."""
-        tags = self.served.tags
-        if line.source_prefix or not tags or line.text.startswith(tuple(tags.values())):
+        if line.source_prefix or line.text.startswith(tuple(self.served.tags.values())):
             return line
-        return line._replace(source_prefix=tags[self.target])
+        return line._replace(source_prefix=self.served.tags.get(self.target, ""))
 
 
 def _checkpoint(saved: SavedModel) -> str:

@@ -44,6 +44,7 @@ class Scheduler:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._waiting: list[Job] = []
+        metrics.waiting.set_function(lambda: len(self._waiting))
         self._running: Sequence[Job] = ()
         self._not_empty = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, "translating")
@@ -61,7 +62,6 @@ class Scheduler:
         if len(self._waiting) + len(jobs) > most:
             raise Refused(503, f"{len(self._waiting):,} sentences wait already; ask again in a second", 1)
         self._waiting += jobs
-        self._metrics.waiting.set(len(self._waiting))
         self._not_empty.set()
 
     async def run(self) -> None:
@@ -104,14 +104,12 @@ class Scheduler:
         batch = alike[: first.served.loaded.batch]
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
-        self._metrics.waiting.set(len(self._waiting))
         return batch
 
     def _forget_given_up(self) -> None:
         remaining = [job for job in self._waiting if not job.answer.done()]
         self._metrics.given_up.inc(len(self._waiting) - len(remaining))
         self._waiting = remaining
-        self._metrics.waiting.set(len(remaining))
 
     async def _translate(self, batch: Sequence[Job]) -> None:
         served, task = batch[0].served, batch[0].task

@@ -52,16 +52,29 @@ PreparedFolder = Annotated[
 ]
 
 
-def _check_sides(key: str, files: list[str], joint: bool) -> None:
-    """Raises ValueError unless there is a file for each vocabulary, or none."""
-    if files and len(files) != (1 if joint else 2):
-        raise ValueError(
-            f"{key} has {len(files)} files and joint is {str(joint).lower()}; give one file with joint: true, or those "
-            "of source and target with joint: false"
-        )
+class _SubwordFiles(Section):
+    """Subwords of which files may be given: one for both languages, or, if ``joint`` is false, one for each."""
+
+    @model_validator(mode="after")
+    def _files_fit_languages(self) -> _SubwordFiles:
+        values = dict(self)
+        joint = values["joint"]
+        for key in (
+            "models",
+            "lists",
+            "vocabularies",
+            *(["files"] if joint else []),
+        ):  # else one may serve both
+            files = values.get(key)
+            if files and len(files) != (1 if joint else 2):
+                raise ValueError(
+                    f"{key} has {len(files)} files and joint is {str(joint).lower()}; give one file with joint: true, "
+                    "or those of source and target with joint: false"
+                )
+        return self
 
 
-class SentencePieceSubwords(Section):
+class SentencePieceSubwords(_SubwordFiles):
     """Subwords of SentencePiece, learnt from the raw training text or of a model that exists."""
 
     type: Literal["bpe", "unigram"] = Field("bpe", description="segmentation model")
@@ -85,13 +98,8 @@ class SentencePieceSubwords(Section):
     )
     character_coverage: Coverage = 1.0
 
-    @model_validator(mode="after")
-    def _models_fit_languages(self) -> SentencePieceSubwords:
-        _check_sides("models", self.models, self.joint)
-        return self
 
-
-class WordSubwords(Section):
+class WordSubwords(_SubwordFiles):
     """Section ``subwords`` of text that is already tokenised: its vocabulary is made of whole words."""
 
     type: Literal["words"] = Field(description="words: whole words of tokenised text")
@@ -114,13 +122,8 @@ class WordSubwords(Section):
         "count, or Sockeye's JSON; searched where the text is; empty: learn them",
     )
 
-    @model_validator(mode="after")
-    def _lists_fit_languages(self) -> WordSubwords:
-        _check_sides("lists", self.lists, self.joint)
-        return self
 
-
-class CodesSubwords(Section):
+class CodesSubwords(_SubwordFiles):
     """Section ``subwords`` of tokenised text whose words are divided by codes of subword-nmt that exist."""
 
     type: Literal["codes"] = Field(description="codes: subwords by codes of subword-nmt")
@@ -148,13 +151,6 @@ class CodesSubwords(Section):
     threshold: MinimumCount = Field(
         1, description="count in the files of vocabularies below which subwords are divided again"
     )
-
-    @model_validator(mode="after")
-    def _files_fit_languages(self) -> CodesSubwords:
-        if self.joint:  # else one may serve both languages
-            _check_sides("files", self.files, self.joint)
-        _check_sides("vocabularies", self.vocabularies, self.joint)
-        return self
 
 
 def subword_type(value: Any) -> str:

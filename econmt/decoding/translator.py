@@ -256,27 +256,19 @@ class Translator:
 
     def _translate_words(
         self,
-        requests: Sequence[Request],
+        given: Sequence[Request],
         numbered: Sequence[int],
         where: str,
         done: Callable[[int], object],
     ) -> list[Translation]:
         spoken, written_in = self.languages
-        restores = self.options.restore_case
-        in_capitals = [restores and is_in_capitals(request.text, spoken) for request in requests]
-        requests = [
-            with_small_prefix(request, written_in) if capital else request
-            for request, capital in zip(requests, in_capitals, strict=True)
-        ]
-        texts = [
-            without_capitals(request.text, spoken) if capital else request.text
-            for request, capital in zip(requests, in_capitals, strict=True)
-        ]
-        starts = [f"{each.source_prefix} ".lstrip() if each.text.strip() else "" for each in requests]
-        texts = list(map("".join, zip(starts, texts, strict=True)))
-        requests = [
-            each._replace(text=start + each.text) for start, each in zip(starts, requests, strict=True)
-        ]
+        in_capitals = [self.options.restore_case and is_in_capitals(each.text, spoken) for each in given]
+        starts = [f"{each.source_prefix} ".lstrip() if each.text.strip() else "" for each in given]
+        requests, texts = list[Request](), list[str]()
+        for request, start, capital in zip(given, starts, in_capitals, strict=True):
+            small = with_small_prefix(request, written_in) if capital else request
+            requests.append(small._replace(text=start + request.text))
+            texts.append(start + (without_capitals(request.text, spoken) if capital else request.text))
         with_terms = [self._with_terms(*each) for each in zip(requests, texts, strict=True)]
         attempts = self._attempts(requests, with_terms, numbered, where)
         factors = [request.factors for request in requests]

@@ -106,8 +106,8 @@ def export_runtime(
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
     if web:
         data = loaded.recipe.pairs
-        config |= {"inputs": inputs, "languages": [data.source, data.target]}
-        config |= {"targets": list(data.targets)} if data.targets else {}
+        several = {"targets": list(data.targets)} if data.targets else {}
+        config |= {"inputs": inputs, "languages": [data.source, data.target], **several}
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         arrays = temporary / "arrays.safetensors"
         write_tensors(arrays, tensors, {"format": FORMAT})

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 
 from econmt.api.text import Divide, Translation
 from econmt_serve.text.markup_reader import line_passage
-from econmt_serve.text.passages import TextDivision, plain_passage
-from econmt_serve.text.sentences import SPACELESS, base_language
+from econmt_serve.text.passages import TextDivision, division, plain_passage
 from econmt_serve.text.sentences import splitter_for as splitter_for
 
 
 def division_of(languages: tuple[str, str] | None) -> TextDivision:
     """Returns the division into sentences by the rules of a source and a target language; None: lines stay whole."""
-    if languages is None:
-        return TextDivision()
-    return TextDivision(splitter_for(languages[0]), base_language(languages[1]) not in SPACELESS)
+    return TextDivision() if languages is None else division(splitter_for(languages[0]), languages[1])
 
 
 def divider(languages: tuple[str, str], *, split: bool, markup: bool) -> Divide:

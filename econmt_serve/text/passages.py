@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from econmt.api.text import BLANKS, EMPTY, NBestEntry, Translation, addresses, has_words
 from econmt_serve.text.markup import MARKUP, Marked, Tag, marked, put_back
-from econmt_serve.text.sentences import Splitter
+from econmt_serve.text.sentences import SPACELESS, Splitter, base_language
 
 _BLANK = re.compile(f"[{BLANKS}\r\n\f\v]")
 
@@ -39,6 +39,11 @@ class TextDivision(NamedTuple):
 
     split: Splitter = whole_line
     spaced: bool = True
+
+
+def division(split: Splitter, target: str) -> TextDivision:
+    """Returns the division of texts that are translated into a language."""
+    return TextDivision(split, base_language(target) not in SPACELESS)
 
 
 class Passage(NamedTuple):

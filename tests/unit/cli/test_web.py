@@ -24,10 +24,16 @@ from econmt_runtime.text import Subwords
 from tests.conftest import ROOT
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
-from tests.unit.cli.test_runtime import LINES, VARIANTS, exact, random_model, write_random_lexicon
+from tests.unit.cli.test_runtime import (
+    LINES,
+    VARIANTS,
+    exact,
+    random_model,
+    two_targets,
+    write_random_lexicon,
+)
 from tests.unit.serving.test_page import CHROMIUM, MISSING, expect, sync_api
 from tests.unit.serving.test_page import browser as browser
-from tests.unit.training.tiny import Run
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 WEB = ROOT / "runtime/econmt_runtime/web"
@@ -170,11 +176,7 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
 
 @pytest.fixture(scope="module")
 def tagged(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random model of two target languages."""
-    folder = tmp_path_factory.mktemp("tagged")
-    tags = ("data.train=[train, train]", "data.tags=[<2fr>, <2de>]", "data.subwords={type: bpe, size: 38}")
-    like = Run(text, folder / "like", tags).trained().folder.path
-    return random_model(like, folder / "model", "student", {"beam_size": 3})
+    return two_targets(text, tmp_path_factory.mktemp("tagged"))
 
 
 @in_browser
