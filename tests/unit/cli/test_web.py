@@ -19,6 +19,7 @@ import sentencepiece
 
 import econmt_runtime
 from econmt.data.text.glossary import Glossary
+from econmt.decoding.translation import Translation
 from econmt.export.runtime import export_runtime
 from econmt_runtime.text import Subwords
 from tests.conftest import ROOT
@@ -38,7 +39,9 @@ from tests.unit.serving.test_page import browser as browser
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 WEB = ROOT / "runtime/econmt_runtime/web"
 SCRIPTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-TRANSLATE, SUBWORDS = (f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords"))
+TRANSLATE, SUBWORDS, CHANGE = (
+    f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords", "change")
+)
 
 
 @contextmanager
@@ -174,72 +177,49 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
         expect(page.get_by_role("alert")).to_contain_text("arrays.safetensors is damaged or of another model")
 
 
-@pytest.fixture(scope="module")
-def tagged(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return two_targets(text, tmp_path_factory.mktemp("tagged"))
-
-
 @in_browser
 @pytest.mark.slow
-def test_a_target_is_a_tag_before_each_sentence_with_words(
-    tagged: Path, tmp_path: Path, page: sync_api.Page
+def test_a_model_of_two_target_languages_translates_to_the_chosen_one(
+    text: Path, tmp_path: Path, page: sync_api.Page
 ) -> None:
-    lines, model = ["a b c", "b", "H A", "3", "", "<2fr> a b c"], exact(tagged)
-    marked = ["<2de> a b c", "<2de> b", "<2de> H A", "3", "", "<2fr> a b c"]
-    with served(export_runtime(tagged, tmp_path / "web", web=True)) as home:
-        page.goto(f"{home}model.json")
-        for terms in ({}, {"b": "d e", "h": "a a"}):
-            expected = model.translate(marked, glossary=Glossary(terms), nbest_size=2)
-            options = {"nbest": 2, "glossary": [*terms.items()], "target": "de"}
-            (found,) = page.evaluate(TRANSLATE, [[lines], options])
-            assert [each[::2] for each in found] == [[each.text, len(each.hypotheses)] for each in expected]
-            assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
-        wrong = page.evaluate(TRANSLATE, [[["a"]], {"target": "it"}])
-        assert wrong == ["target: use one of fr, de"]
+    folder, terms = two_targets(text, tmp_path), {"b": "d e", "h": "a a"}
+    model, lines = exact(folder), ["a b.", "C d。", "e", "<2fr> h", "3"]
 
+    def translated(code: str, terms: dict[str, str]) -> list[Translation]:
+        tagged = [f"<2{code}> {each}" for each in lines[:3]]
+        return model.translate([*tagged, *lines[3:]], glossary=Glossary(terms), nbest_size=2)
 
-@in_browser
-@pytest.mark.slow
-def test_the_language_of_the_translation_is_chosen_and_kept(
-    tagged: Path, tmp_path: Path, page: sync_api.Page
-) -> None:
-    model, text = exact(tagged), "a b. C d。e"
+    def shown(code: str, terms: dict[str, str]) -> list[str]:
+        *first, own, copied = (each.text for each in translated(code, terms))
+        return [f"{' '.join(first)}\n{own}\n{copied}", code]
 
-    def expect_translation(code: str, glossary: Glossary | None = None) -> None:
-        sentences = [f"<2{code}> {each}" for each in ("a b.", "C d。", "e")]
-        expected = " ".join(each.text for each in model.translate(sentences, glossary=glossary))
-        expect(page.locator("#target")).to_have_text(expected, use_inner_text=True)
-        expect(page.locator("#target")).to_have_attribute("lang", code)
-        expect(choice).to_have_value(code)
-
-    choice, source, terms = (
-        page.get_by_role("combobox", name="Translation to"),
-        page.locator("#source"),
-        page.locator("#glossary"),
-    )
     for name in ("web", "page.html"):
-        made = export_runtime(tagged, tmp_path / name, web=True)
-        with served(tmp_path) as home:
-            page.goto(f"{home}{name}/" if made.is_dir() else made.as_uri())
+        export_runtime(folder, tmp_path / name, web=True)
+    with served(tmp_path / "web") as home:
+        page.goto(f"{home}model.json")
+        for pairs in ({}, terms):
+            options = {"nbest": 2, "glossary": [*pairs.items()], "target": "de"}
+            (found,), expected = page.evaluate(TRANSLATE, [[lines], options]), translated("de", pairs)
+            assert [each[0] for each in found] == [each.text for each in expected]
+            assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+        assert page.evaluate(TRANSLATE, [[["a"]], {"target": "it"}]) == ["target: use one of fr, de"]
+        for address in (home, (tmp_path / "page.html").as_uri()):
+            page.goto(address)
+            choice = page.get_by_role("combobox", name="Translation to")
             expect(choice.get_by_role("option")).to_have_text(["French", "German"])
-            expect(page.get_by_role("heading", name="Source")).to_be_visible()
-            source.fill(text)
-            expect_translation("fr")
-            choice.select_option("de")
-            expect_translation("de")
-            page.locator("#wishes").evaluate("(details) => (details.open = true)")
-            terms.fill("b = d e")
-            expect_translation("de", Glossary({"b": "d e"}))
+            assert page.evaluate(CHANGE, {"source": "a b. C d。e\n<2fr> h\n3"}) == shown("fr", {})
+            assert page.evaluate(CHANGE, {"language": "de"}) == shown("de", {})
+            assert page.evaluate(CHANGE, {"glossary": "b = d e\nh = a a"}) == shown("de", terms)
             page.locator(".sentence").first.click()
             expect(page.locator("#others-source")).to_have_text("a b.")
-            choice.select_option("fr")
-            expect_translation("fr")
-            expect(terms).to_have_value("")
-            choice.select_option("de")
+            assert page.evaluate(CHANGE, {"language": "fr"}) == shown("fr", {})
+            page.evaluate(CHANGE, {"language": "de"})
             page.reload()
-            expect(terms).to_have_value("b = d e")
-            source.fill(text)
-            expect_translation("de", Glossary({"b": "d e"}))
+            expect(choice).to_have_value("de")
+            assert (
+                page.evaluate(CHANGE, {"source": "b"})[0]
+                == model.translate(["<2de> b"], glossary=Glossary(terms))[0].text
+            )
 
 
 def test_what_is_written_and_refused(
