@@ -12,7 +12,7 @@ from econmt.api import EconmtError
 from econmt.api.checked_json import json_text, shortened
 from econmt.api.requests import fields_of
 from econmt.api.text import NBestEntry, Translation
-from econmt_serve.models import AUTO, Direction
+from econmt_serve.models import AUTO, LanguagePair
 from econmt_serve.settings import Refused
 
 _MOST_WEIGHTS = 500_000
@@ -92,10 +92,10 @@ def check_details(translations: Iterable[Translation]) -> None:
         )
 
 
-def languages(directions: Sequence[Direction]) -> list[dict[str, Any]]:
+def languages(pairs: Sequence[LanguagePair]) -> list[dict[str, Any]]:
     """Lists the languages as LibreTranslate does: sources with their targets, then targets that are no source."""
     targets: dict[str, list[str]] = {}
-    for each in directions:
+    for each in pairs:
         targets.setdefault(each.source, []).append(each.target)
         targets.setdefault(each.target, [])
     return [{**language(code), "targets": others} for code, others in targets.items() if code != AUTO]

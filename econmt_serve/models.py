@@ -110,7 +110,7 @@ class Served:
     """Models of one language pair, from a local folder or those of an ensemble.
 
     Attributes:
-        directions: what they translate: a pair of languages, or any two of those among which tags choose.
+        pairs: the language pairs: one, or any two of the languages among which tags choose.
         tags: tags by the target language that they choose; none for a single one.
         splits: True if texts are divided into sentences.
         loaded: the models that answer requests now.
@@ -132,7 +132,7 @@ class Served:
         data = self.loaded.model.recipe.pairs
         self.tags = tags = data.targets
         pairs = [(source, target) for target in tags for source in (AUTO, *tags) if source != target]
-        self.directions = [Direction(self, *pair) for pair in pairs or [(data.source, data.target)]]
+        self.pairs = [LanguagePair(self, *pair) for pair in pairs or [(data.source, data.target)]]
         self.splits = settings.split_sentences
 
     def reload(self) -> str:
@@ -176,7 +176,7 @@ class Served:
         return [saved.version for saved in self._saved]
 
 
-class Direction(NamedTuple):
+class LanguagePair(NamedTuple):
     """Models with the source language, `AUTO` if it is any, and the target language of their translations."""
 
     served: Served

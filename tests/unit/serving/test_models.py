@@ -59,7 +59,7 @@ def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Pat
     recipe = mine / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("target: trg", "target: fr", 1))
     served = by_pair([folder, mine, better], Settings())
-    pairs = [(*each.directions[0][1:], len(each.folders)) for each in served]
+    pairs = [(*each.pairs[0][1:], len(each.folders)) for each in served]
     assert pairs == [("src", "trg", 2), ("src", "fr", 1)]
     single = econmt.load([folder, better]).translate(["a b c"])[0]
     (answer,) = served[0].loaded.translate([econmt.Request("a b c")], TranslationJob())
