@@ -113,6 +113,7 @@ def test_a_source_prefix_is_read_and_does_not_count_as_a_word(tagged: Path) -> N
     words = [(word - 1, made) for word, made in plain.hypotheses[0].alignment if word]
     assert found.hypotheses[0].alignment == words != []
     assert capitals.text == small.text.upper()
+    assert len({each.log_probability for each in model.score([requests[0], "<2de> a b c"], ["A"] * 2)}) == 1
     assert [each.text for each in copies] == ["3", ""]
 
 
