@@ -12,7 +12,7 @@ from econmt.api import EconmtError
 from econmt.api.checked_json import json_text, shortened
 from econmt.api.requests import fields_of
 from econmt.api.text import NBestEntry, Translation
-from econmt_serve.models import Served
+from econmt_serve.models import AUTO, LanguagePair
 from econmt_serve.settings import Refused
 
 _MOST_WEIGHTS = 500_000
@@ -36,7 +36,7 @@ pt Portuguese, ro Romanian, ru Russian, sk Slovak, sl Slovenian, sq Albanian, sr
 ta Tamil, te Telugu, th Thai, tl Tagalog, tr Turkish, uk Ukrainian, ur Urdu, vi Vietnamese, zh Chinese
 """
 """Codes of ISO 639-1, as recipes name the suffixes of files, and English names."""
-_NAME_BY_CODE = dict(each.strip().split(" ", 1) for each in _LANGUAGES.split(","))
+_NAME_BY_CODE = {AUTO: "Any language"} | dict(each.strip().split(" ", 1) for each in _LANGUAGES.split(","))
 
 
 class JsonResponse(Response):
@@ -92,13 +92,13 @@ def check_details(translations: Iterable[Translation]) -> None:
         )
 
 
-def languages(models: Sequence[Served]) -> list[dict[str, Any]]:
+def languages(pairs: Sequence[LanguagePair]) -> list[dict[str, Any]]:
     """Lists the languages as LibreTranslate does: sources with their targets, then targets that are no source."""
     targets: dict[str, list[str]] = {}
-    for served in models:
-        targets.setdefault(served.source, []).append(served.target)
-        targets.setdefault(served.target, [])
-    return [{**language(code), "targets": others} for code, others in targets.items()]
+    for each in pairs:
+        targets.setdefault(each.source, []).append(each.target)
+        targets.setdefault(each.target, [])
+    return [{**language(code), "targets": others} for code, others in targets.items() if code != AUTO]
 
 
 def language(code: str) -> dict[str, str]:

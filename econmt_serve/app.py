@@ -25,10 +25,11 @@ from econmt_serve.bodies import Bodies
 from econmt_serve.file_processes import FileProcesses
 from econmt_serve.file_worker import FileTask
 from econmt_serve.metrics import Metrics
-from econmt_serve.models import Served, TranslationJob
+from econmt_serve.models import AUTO, LanguagePair, Served, TranslationJob
 from econmt_serve.pages import page_files, specification
 from econmt_serve.scheduler import Job, Scheduler
 from econmt_serve.settings import Refused, Settings, Stopping, bug
+from econmt_serve.text.division import division_of
 from econmt_serve.text.passages import Hypothesis, hypothesis_of
 from econmt_serve.unread import CloseUnread
 
@@ -62,8 +63,9 @@ class Service:
 
     def __init__(self, models: Sequence[Served], settings: Settings, keys: Keys) -> None:
         self._models, self._settings, self._keys = list(models), settings, keys
+        self._pairs = [pair for served in models for pair in served.pairs]
         self._metrics = Metrics()
-        self._rates = Rates(settings.requests_a_minute)
+        self._rates = Rates(settings.requests_per_minute)
         self._bodies = Bodies(settings.read_seconds)
         self._scheduler: Scheduler | None = None
         self._files: FileProcesses | None = None
@@ -80,7 +82,7 @@ class Service:
             ("POST", "/suggest"): _always(answers.refusal(no_suggestions)),
             ("GET", "/metrics"): self._show_metrics,
             ("GET", "/frontend/settings"): self._frontend,
-            ("GET", "/languages"): _always(answers.JsonResponse(answers.languages(self._models))),
+            ("GET", "/languages"): _always(answers.JsonResponse(answers.languages(self._pairs))),
             ("GET", "/health"): _always(answers.JsonResponse({"status": "ok"})),
             ("GET", "/spec"): _always(answers.JsonResponse(specification(keys=self._keys.wanted))),
             **{
@@ -149,19 +151,16 @@ class Service:
         """Returns an endpoint that turns errors into responses, and counts responses."""
 
         async def counted(request: Request) -> Response:
-            begun, status = time.monotonic(), 500
+            begun, response = time.monotonic(), Response(status_code=500)
             try:
                 response = await endpoint(request)
-                status = response.status_code
             except ClientDisconnect:
                 response = Response(status_code=_LEFT)
-                status = _LEFT
             except EconmtError as error:
                 self.refused += isinstance(error, Stopping)
                 response = answers.refusal(error)
-                status = response.status_code
             finally:
-                self._metrics.requests.labels(path, status).inc()
+                self._metrics.requests.labels(path, response.status_code).inc()
                 self._metrics.seconds.labels(path).observe(time.monotonic() - begun)
             return response
 
@@ -206,82 +205,80 @@ class Service:
 
     async def _read(self, request: Request, kind: type[queries.BodyType]) -> queries.BodyType:
         """Returns the body of a request, with the client's key checked."""
-        most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
+        most = self._settings.max_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
         async with self._received(request, most, is_file=False) as tree:
             return queries.checked_body(kind, tree)
 
-    def _model(self, source: str, target: str) -> Served:
-        """Returns the models of a language pair; "auto" and "" fit any source and target."""
+    def _pair(self, source: str, target: str) -> LanguagePair:
+        """Returns the pair of two languages; "auto" and "" fit any source and target."""
         fits = [
-            each
-            for each in self._models
-            if source in ("", "auto", each.source) and target in ("", each.target)
+            each for each in self._pairs if source in ("", AUTO, each.source) and target in ("", each.target)
         ]
-        if len(fits) == 1:
-            return fits[0]
-        hint = (
-            f"this server translates {', '.join(f'{each.source} to {each.target}' for each in self._models)}"
-        )
-        known = {"auto", "", *(code for each in self._models for code in (each.source, each.target))}
+        if len({(each.served, each.target) for each in fits}) == 1:
+            return fits[0]  # of any source, where there is one
+        named = [each for each in self._pairs if each.source == AUTO or not each.served.tags]
+        hint = f"this server translates {', '.join(f'{each.source} to {each.target}' for each in named)}"
+        known = {AUTO, "", *(code for each in self._pairs for code in (each.source, each.target))}
         for code in (source, target):
             if code not in known:
                 raise Refused(400, f"{shortened(code)} is not supported", hint=hint)
-        count = "several pairs; name both" if fits else "no pair"
+        count = f"several pairs; name {'both' if target else 'the target'}" if fits else "no pair"
         raise Refused(400, f"source {source} and target {target or 'none'} fit {count}", hint=hint)
 
     async def _translate(self, request: Request) -> Response:
         begun = time.monotonic()
         body = await self._read(request, queries.TranslateBody)
-        served = self._model(body.source, body.target)
-        nbest, beam = body.alternatives + 1, served.loaded.beam
+        pair = self._pair(body.source, body.target)
+        nbest, beam = body.alternatives + 1, pair.served.loaded.beam
         if nbest > beam:
             most = f"at most {beam - 1}, the beam keeps {beam} hypotheses"
             raise Refused(400, f"alternatives {body.alternatives}: {most}")
-        texts = queries.texts_of(body, self._settings.most_characters, served.division, served.source)
+        division = division_of(pair.split_languages)
+        texts = queries.texts_of(body, self._settings.max_characters, division, pair.source)
         lines = [line for text in texts for line in text.sentences]
         marked = [bool(each.marks) for text in texts for each in text.passage.sentences]
         tasks = [TranslationJob(nbest, (body.details and body.attention) or needed) for needed in marked]
-        futures = self._submit(served, lines, tasks)
+        futures = self._submit(pair, lines, tasks)
         if body.stream:
             stream, kind = self._streamed(texts, futures, body, begun), "application/x-ndjson"
             return StreamingResponse(stream, media_type=kind, headers=answers.SAFE_HEADERS)
         translated = await _answers(request, futures)
-        return answers.JsonResponse(_translations(texts, translated, body, served, begun))
+        return answers.JsonResponse(_translations(texts, translated, body, pair, begun))
 
     async def _translate_file(self, request: Request) -> Response:
         """Translates a file in the body, alone or in a form; languages are in the form or the query."""
         assert self._files is not None
         async with self._received(request, _FILE_BYTES, is_file=True) as tree:
             body = queries.checked_body(queries.FileBody, {**request.query_params, **tree})
-            queries.check_rules(body, self._settings.most_characters)
-            served = self._model(body.source, body.target)
+            queries.check_rules(body, self._settings.max_characters)
+            pair = self._pair(body.source, body.target)
             content, content_type = body.file
             files.media_type(content_type)
             glossary = body.terms
-            task = FileTask(content_type, served.split_languages, self._settings.most_file_characters)
+            task = FileTask(content_type, pair.split_languages, self._settings.max_file_characters)
             sentences = await _unless_left(request, self._files.read(task, content))
             translations: list[Hypothesis] = []
             for first in range(0, len(sentences), _FILE_SENTENCES):
                 part = sentences[first : first + _FILE_SENTENCES]
                 plain = [requests.Request(text, avoid=body.avoid) for text, _ in part]
-                lines = await asyncio.to_thread(queries.with_terms, plain, glossary, served.source)
+                lines = await asyncio.to_thread(queries.with_terms, plain, glossary, pair.source)
                 tasks = [TranslationJob(attention=marked) for _, marked in part]
-                translations += map(
-                    hypothesis_of, await _answers(request, self._submit(served, lines, tasks))
-                )
+                found = await _answers(request, self._submit(pair, lines, tasks))
+                translations += map(hypothesis_of, found)
             written, kind = await _unless_left(request, self._files.write(task, content, translations))
         headers = {**answers.SAFE_HEADERS, "Content-Disposition": "attachment", "Content-Type": kind}
         return Response(written, headers=headers)
 
     def _submit(
-        self, served: Served, lines: Sequence[requests.Request], tasks: Sequence[TranslationJob]
+        self, pair: LanguagePair, lines: Sequence[requests.Request], tasks: Sequence[TranslationJob]
     ) -> list[asyncio.Future[Translation]]:
         """Queues lines; returns a future for each, which is done at once for a blank line."""
         assert self._scheduler is not None
         futures: list[asyncio.Future[Translation]] = []
         jobs: list[Job] = []
-        for number, (line, task) in enumerate(zip(lines, tasks, strict=True)):
-            tokens = served.loaded.tokens(line.text, f"sentence {number + 1}")
+        served = pair.served
+        for number, (line, task) in enumerate(zip(map(pair.tagged, lines), tasks, strict=True)):
+            tokens = served.loaded.tokens(line, f"sentence {number + 1}")
             if tokens and line.text.strip():
                 constrained = task._replace(constrained=not line.is_plain)
                 jobs.append(Job(served, line, constrained, tokens, len(jobs)))
@@ -318,7 +315,7 @@ class Service:
 
     async def _detect(self, request: Request) -> Response:
         await self._read(request, queries.DetectBody)
-        sources = sorted({served.source for served in self._models})
+        sources = sorted({each.source for each in self._pairs} - {AUTO})
         if len(sources) > 1:
             problem = f"this server does not tell {', '.join(sources)} apart"
             raise Refused(501, f"{problem}; give the source language")
@@ -329,11 +326,11 @@ class Service:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _frontend(self, _: Request) -> Response:
-        first, most = self._models[0], min(served.loaded.beam for served in self._models) - 1
+        first, most = self._pairs[0], min(served.loaded.beam for served in self._models) - 1
         content = {
             "apiKeys": self._keys.wanted,
             "keyRequired": self._keys.wanted,
-            "charLimit": self._settings.most_characters,
+            "charLimit": self._settings.max_characters,
             "alternatives": most,
             "suggestions": False,
             "filesTranslation": True,
@@ -414,7 +411,7 @@ def _translations(
     texts: Sequence[queries.Text],
     translations: Sequence[Translation],
     body: queries.TranslateBody,
-    served: Served,
+    pair: LanguagePair,
     begun: float,
 ) -> dict[str, Any]:
     """Returns the content of the response to a request, in LibreTranslate's form with the further fields."""
@@ -428,24 +425,19 @@ def _translations(
         ranks = range(1, max((len(each.hypotheses) for each in sentences), default=0))
         others.append([text.passage.written(sentences, rank) for rank in ranks])
         if body.details:
+            rows = zip(sentences, text.sentences, text.passage.lines, text.passage.gaps, strict=False)
             details.append(
                 [
-                    {
-                        "line": line,
-                        "before": before,
-                        "source": request.text,
-                        **answers.sentence(each, request.passed, attention=body.attention),
-                    }
-                    for each, request, line, before in zip(
-                        sentences, text.sentences, text.passage.lines, text.passage.gaps, strict=False
-                    )
+                    {"line": line, "before": before, "source": request.text}
+                    | answers.sentence(each, request.passed, attention=body.attention)
+                    for each, request, line, before in rows
                 ]
             )
     content: dict[str, Any] = {"translatedText": written}
     if body.alternatives:
         content["alternatives"] = others
-    if body.source == "auto":
-        content["detectedLanguage"] = [{"language": served.source, "confidence": 0.0}] * len(texts)
+    if body.source == AUTO:
+        content["detectedLanguage"] = [{"language": pair.source, "confidence": 0.0}] * len(texts)
     if body.details:
         content["details"] = details
     if not isinstance(body.q, list):

@@ -48,22 +48,22 @@ class RequestLimits:
     beam_size: int | None = recipe_option("decoding.beam_size", "--beam-size", "-b")
     batch_size: int | None = recipe_option("decoding.batch_size")
     wait_ms: Annotated[float, Field(ge=0.0, le=1000.0)] = option(
-        1000.0 * _DEFAULTS.wait_seconds, help="Milliseconds that a sentence waits for others to fill a batch."
+        _DEFAULTS.wait_ms, help="Milliseconds that a sentence waits for others to fill a batch."
     )
     max_characters: int = option(
-        _DEFAULTS.most_characters,
+        _DEFAULTS.max_characters,
         help="Maximum number of characters of a request.",
         min=1,
         max=limits.LINE_BYTES,
     )
     max_file_characters: int = option(
-        _DEFAULTS.most_file_characters,
+        _DEFAULTS.max_file_characters,
         help="Maximum number of characters in the text of a file.",
         min=1,
         max=limits.LINE_BYTES,
     )
     max_waiting: int = option(
-        _DEFAULTS.most_waiting, help="Maximum number of waiting sentences.", min=1, max=limits.LINES
+        _DEFAULTS.max_waiting, help="Maximum number of waiting sentences.", min=1, max=limits.LINES
     )
     requests_per_minute: int | None = option(
         None,
@@ -134,18 +134,12 @@ def serve(
 
     avoid, glossary = text.read()
     settings = Settings(
-        beam_size=requests.beam_size,
-        batch_size=requests.batch_size,
-        wait_seconds=requests.wait_ms / 1000.0,
-        most_characters=requests.max_characters,
-        most_waiting=requests.max_waiting,
-        requests_a_minute=requests.requests_per_minute,
+        **vars(requests),
         split_sentences=text.split_sentences,
         restore_case=text.restore_case,
         avoid=avoid,
         glossary=glossary,
         glossary_mode=text.glossary_mode,
-        most_file_characters=requests.max_file_characters,
     )
     keys = Keys() if api_keys is None else read_keys(api_keys)
     proxies = _proxies(forwarded_allow_ips)

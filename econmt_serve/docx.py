@@ -77,7 +77,7 @@ class WordDocument:
             self._files = _unpacked(content)
             names = [file.filename for file in self._files]
             if "word/document.xml" not in names:
-                raise Refused(400, "this is not a .docx document: it has no word/document.xml")
+                raise ValueError("it has no word/document.xml")
             self._parts = {
                 file.filename: _read_part(part, how)
                 for file, part in self._files.items()
@@ -112,12 +112,10 @@ def _unpacked(content: bytes) -> dict[zipfile.ZipInfo, bytes]:
         if sum(file.file_size for file in files) > _LARGEST:
             raise Refused(413, f"the document has more than {_LARGEST >> 20} MiB when unpacked; split it")
         if len({file.filename for file in files}) < len(files):
-            raise Refused(400, "this is not a .docx document: a file is in it twice")
+            raise ValueError("a file is in it twice")
         # Other methods unpack without a bound.
         if any(file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for file in files):
-            raise Refused(
-                400, "this is not a .docx document: it is compressed in another way than by deflate"
-            )
+            raise ValueError("it is compressed in another way than by deflate")
         return {file: archive.read(file) for file in files}
 
 
@@ -237,13 +235,11 @@ class _PartReader:
         self.encoding = "utf-8" if known == UTF_8 else "ascii"
 
     def _refuse(self, *_: object) -> None:
-        raise Refused(400, "this is not a .docx document: its XML declares a document type")
+        raise ValueError("its XML declares a document type")
 
     def _check_namespace(self, _: str | None, name: str | None) -> None:
         if len(name or "") > _LONGEST_NAME:
-            raise Refused(
-                400, f"this is not a .docx document: a namespace has more than {_LONGEST_NAME:,} characters"
-            )
+            raise ValueError(f"a namespace has more than {_LONGEST_NAME:,} characters")
 
     def _start(self, name: str, _: object) -> None:
         name, at = name.removeprefix(_SPACE), self._parser.CurrentByteIndex

@@ -55,11 +55,10 @@ class PageOrText:
         try:
             text = content[len(self._mark) :].decode(self._encoding.codec)
         except UnicodeError:
+            problem = f"not in the encoding {self._encoding.name}; save it in UTF-8"
             if content.startswith(b"\x1f\x8b"):
-                raise Refused(400, "the file is compressed with gzip; unpack it") from None
-            raise Refused(
-                400, f"the file is not in the encoding {self._encoding.name}; save it in UTF-8"
-            ) from None
+                problem = "compressed with gzip; unpack it"
+            raise Refused(400, f"the file is {problem}") from None
         if "\0" in text:
             raise Refused(
                 400, "the file has NUL characters and is no text; send text, HTML or a Word document"
@@ -79,9 +78,8 @@ class PageOrText:
         """
         text, mark, encoding = self._passage.filled(translations), self._mark, self._encoding
         if self._html:
-            return mark + text.encode(
-                encoding.codec, "xmlcharrefreplace"
-            ), f"text/html; charset={encoding.name}"
+            content = text.encode(encoding.codec, "xmlcharrefreplace")
+            return mark + content, f"text/html; charset={encoding.name}"
         try:
             content = text.encode(encoding.codec)
         except UnicodeEncodeError:

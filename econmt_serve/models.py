@@ -11,8 +11,9 @@ from econmt.api.language_model import refuse_language_model
 from econmt.api.requests import constraint_tokens
 from econmt.api.text import Translation, has_words
 from econmt_serve.settings import Refused, Settings
-from econmt_serve.text.division import division_of
 
+AUTO = "auto"
+"""Code for any source language."""
 _LONGEST_PAUSE = 6
 """Longest pause between attempts to load a broken model, as a power of two of folder checks."""
 
@@ -47,14 +48,18 @@ class LoadedModels:
         self._translators: dict[tuple[int, bool], Translator] = {}
         self._settings = settings
         self._has_lists = bool(settings.avoid) or settings.glossary is not None
+        if self._has_lists and model.recipe.pairs.targets:
+            raise InputError(
+                "--glossary and --avoid-list are for one target language; send them with requests"
+            )
         if self._has_lists:
             self._translator(1, attention=False)  # refuses lists that cannot be satisfied
 
-    def tokens(self, text: str, where: str) -> int:
+    def tokens(self, request: Request, where: str) -> int:
         """Counts the source tokens of a sentence; raises Refused if there are too many to translate."""
-        model = self.model
-        count, most = len(model.vocabularies.source.encode(text)), model.recipe.decoding.max_input_length
-        if count > most and has_words(text):
+        encode, most = self.model.vocabularies.source.encode, self.model.recipe.decoding.max_input_length
+        count = len(encode(request.source_prefix)) + len(encode(request.text))
+        if count > most and has_words(request.text):
             remedy = f"at most {most:,} are translated whole, so break it"
             raise Refused(413, f"{where}: a sentence of {count:,} tokens; {remedy}")
         return count
@@ -67,28 +72,22 @@ class LoadedModels:
         # A translator keeps memory for its searches, so there are three, not one for each number of translations.
         several = task.nbest > 1 or task.attention
         translator = self._translator(self.beam if several else 1, attention=task.attention)
-        answers: dict[int, Translation | InputError] = {}
-        for number, request in enumerate(requests):
-            try:
-                self._check_constraints(request, translator)
-            except InputError as error:
-                answers[number] = error
-        rest = [number for number in range(len(requests)) if number not in answers]
-        translations = translator.translate_chunk([requests[number] for number in rest], where="q")
-        for number, each in zip(rest, translations, strict=True):
-            answers[number] = each._replace(hypotheses=each.hypotheses[: task.nbest])
-        return [answers[number] for number in range(len(requests))]
+        problems = [self._problem(request, translator) for request in requests]
+        rest = [request for request, problem in zip(requests, problems, strict=True) if problem is None]
+        found = translator.translate_chunk(rest, where="q")
+        cut = (each._replace(hypotheses=each.hypotheses[: task.nbest]) for each in found)
+        return [next(cut) if problem is None else problem for problem in problems]
 
-    def _check_constraints(self, request: Request, translator: Translator) -> None:
-        """Raises InputError if the constraints of a request cannot be satisfied or are too long."""
+    def _problem(self, request: Request, translator: Translator) -> InputError | None:
+        """Returns the error of a request whose constraints cannot be satisfied or are too long."""
         if request.is_plain and not self._has_lists:
-            return
-        count, most = constraint_tokens(translator, request, "q")
-        if count > most:
-            raise Refused(
-                413,
-                f"q: constraints and target_prefix have {count:,} tokens, a translation at most {most:,}; shorten them",
-            )
+            return None
+        try:
+            count, most = constraint_tokens(translator, request, "q")
+        except InputError as error:
+            return error
+        told = f"constraints and target_prefix have {count:,} tokens, a translation at most {most:,}; shorten them"
+        return Refused(413, f"q: {told}") if count > most else None
 
     def _translator(self, nbest: int, *, attention: bool) -> Translator:
         key = nbest, attention
@@ -111,9 +110,9 @@ class Served:
     """Models of one language pair, from a local folder or those of an ensemble.
 
     Attributes:
-        source, target: codes of the languages.
-        division: division of texts into sentences.
-        split_languages: languages by whose rules texts are divided; None: they are not.
+        pairs: the language pairs: one, or any two of the languages among which tags choose.
+        tags: tags by the target language that they choose; none for a single one.
+        splits: True if texts are divided into sentences.
         loaded: the models that answer requests now.
     """
 
@@ -130,9 +129,11 @@ class Served:
         self._failures = self._pause = 0
         self.loaded = self._load_folders()
         self._checkpoints = list(map(_checkpoint, self._saved))
-        self.source, self.target = languages = self.loaded.model.languages
-        self.split_languages = languages if settings.split_sentences else None
-        self.division = division_of(self.split_languages)
+        data = self.loaded.model.recipe.pairs
+        self.tags = tags = data.targets
+        pairs = [(source, target) for target in tags for source in (AUTO, *tags) if source != target]
+        self.pairs = [LanguagePair(self, *pair) for pair in pairs or [(data.source, data.target)]]
+        self.splits = settings.split_sentences
 
     def reload(self) -> str:
         """Loads the models again if their folders hold other parameters; returns which ones, or "" if they do not.
@@ -173,6 +174,25 @@ class Served:
 
     def _versions(self) -> list[tuple[int, int, int] | None]:
         return [saved.version for saved in self._saved]
+
+
+class LanguagePair(NamedTuple):
+    """Models with the source language, `AUTO` if it is any, and the target language of their translations."""
+
+    served: Served
+    source: str
+    target: str
+
+    @property
+    def split_languages(self) -> tuple[str, str] | None:
+        """Languages by whose rules texts are divided into sentences; None: they are not."""
+        return (self.source, self.target) if self.served.splits else None
+
+    def tagged(self, line: Request) -> Request:
+        """Returns a sentence with the tag of the target language, unless it begins with a tag of its own."""
+        if line.source_prefix or line.text.startswith(tuple(self.served.tags.values())):
+            return line
+        return line._replace(source_prefix=self.served.tags.get(self.target, ""))
 
 
 def _checkpoint(saved: SavedModel) -> str:

@@ -44,6 +44,7 @@ class Scheduler:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._waiting: list[Job] = []
+        metrics.waiting.set_function(lambda: len(self._waiting))
         self._running: Sequence[Job] = ()
         self._not_empty = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, "translating")
@@ -53,7 +54,7 @@ class Scheduler:
         """Queues all sentences; raises Refused if too many wait already, or the server is stopping."""
         if self._stopped:
             raise Stopping
-        most = self._settings.most_waiting
+        most = self._settings.max_waiting
         if len(self._waiting) + len(jobs) > most:
             self._forget_given_up()
         if len(jobs) > most:
@@ -61,7 +62,6 @@ class Scheduler:
         if len(self._waiting) + len(jobs) > most:
             raise Refused(503, f"{len(self._waiting):,} sentences wait already; ask again in a second", 1)
         self._waiting += jobs
-        self._metrics.waiting.set(len(self._waiting))
         self._not_empty.set()
 
     async def run(self) -> None:
@@ -89,7 +89,7 @@ class Scheduler:
     async def _let_gather(self) -> None:
         """Waits a few milliseconds for more sentences, unless there are enough for a batch."""
         first = min(self._waiting, key=lambda job: job.due)
-        seconds = first.came + self._settings.wait_seconds - time.monotonic()
+        seconds = first.came + self._settings.wait_ms / 1000.0 - time.monotonic()
         if seconds > 0.0 and len(self._waiting) < first.served.loaded.batch:
             await asyncio.sleep(seconds)
 
@@ -104,14 +104,12 @@ class Scheduler:
         batch = alike[: first.served.loaded.batch]
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
-        self._metrics.waiting.set(len(self._waiting))
         return batch
 
     def _forget_given_up(self) -> None:
         remaining = [job for job in self._waiting if not job.answer.done()]
         self._metrics.given_up.inc(len(self._waiting) - len(remaining))
         self._waiting = remaining
-        self._metrics.waiting.set(len(remaining))
 
     async def _translate(self, batch: Sequence[Job]) -> None:
         served, task = batch[0].served, batch[0].task

@@ -16,10 +16,10 @@ class Settings(NamedTuple):
     Attributes:
         beam_size: hypotheses kept by the search, a bound of the alternatives; None: the recipe's.
         batch_size: sentences translated together; None: the recipe's.
-        wait_seconds: seconds that a sentence waits for others to be translated with.
-        most_characters: maximum number of characters of a request's text.
-        most_waiting: maximum number of sentences that wait, of all clients.
-        requests_a_minute: requests a minute of a client; None: no limit.
+        wait_ms: milliseconds that a sentence waits for others to be translated with.
+        max_characters: maximum number of characters of a request's text.
+        max_waiting: maximum number of sentences that wait, of all clients.
+        requests_per_minute: requests a minute of a client; None: no limit.
         read_seconds: seconds within which a request must arrive.
         watch_seconds: seconds between checks of the model folders for other parameters.
         split_sentences: True if lines are split into sentences, which are translated one by one.
@@ -27,15 +27,15 @@ class Settings(NamedTuple):
         avoid: phrases that no translation may contain.
         glossary: terms, with their translations, of every request.
         glossary_mode: see :class:`econmt.decoding.search.options.SearchOptions`.
-        most_file_characters: maximum number of characters of a file's text.
+        max_file_characters: maximum number of characters of a file's text.
     """
 
     beam_size: int | None = None
     batch_size: int | None = None
-    wait_seconds: float = 0.003
-    most_characters: int = 10_000
-    most_waiting: int = 2_000
-    requests_a_minute: int | None = None
+    wait_ms: float = 3.0
+    max_characters: int = 10_000
+    max_waiting: int = 2_000
+    requests_per_minute: int | None = None
     read_seconds: float = 10.0
     watch_seconds: float = 5.0
     split_sentences: bool = True
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     avoid: tuple[str, ...] = ()
     glossary: Glossary | None = None
     glossary_mode: Literal["auto", "annotate", "constrain"] = "auto"
-    most_file_characters: int = 200_000
+    max_file_characters: int = 200_000
 
 
 class Refused(InputError):  # noqa: N818  an answer

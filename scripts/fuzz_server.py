@@ -52,7 +52,7 @@ PAUSE_SECONDS = 0.05
 MOST_SECONDS = 15.0
 """Most seconds from the last byte to the end of a connection."""
 STATUSES = {100, 200, 400, 403, 404, 405, 408, 413, 415, 429, 503}
-LIMITS = Settings(most_characters=500, read_seconds=0.4, most_file_characters=500)
+LIMITS = Settings(max_characters=500, read_seconds=0.4, max_file_characters=500)
 BODY = {
     "q": ["a b", {"text": "b c d", "constraints": ["d"], "id": 3}], "source": "src", "target": "trg", "format": "text",
     "alternatives": 1, "target_prefix": "", "avoid": ["b"], "glossary": {"a": "d"}, "details": True, "stream": False,

@@ -44,18 +44,37 @@ TextPrefix = Annotated[str, AfterValidator(_check_prefix)]
 
 MinimumCount = Annotated[int, Field(ge=1, le=limits.TOKENS)]
 FileName = Annotated[str, Field(min_length=1)]
+_COVERED = "share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese"
+Coverage = Annotated[float, Field(ge=0.98, le=1.0, description=_COVERED)]
+_PREPARED = "folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder"
+PreparedFolder = Annotated[
+    str | None, NO_PARAMETERS, NO_MEMORY, NO_PREPARED_TEXT, Field(description=_PREPARED)
+]
 
 
-def _check_sides(key: str, files: list[str], joint: bool) -> None:
-    """Raises ValueError unless there is a file for each vocabulary, or none."""
-    if files and len(files) != (1 if joint else 2):
-        raise ValueError(
-            f"{key} has {len(files)} files and joint is {str(joint).lower()}; give one file with joint: true, or those "
-            "of source and target with joint: false"
-        )
+class _SubwordFiles(Section):
+    """Subwords of which files may be given: one for both languages, or, if ``joint`` is false, one for each."""
+
+    @model_validator(mode="after")
+    def _files_fit_languages(self) -> _SubwordFiles:
+        values = dict(self)
+        joint = values["joint"]
+        for key in (
+            "models",
+            "lists",
+            "vocabularies",
+            *(["files"] if joint else []),
+        ):  # else one may serve both
+            files = values.get(key)
+            if files and len(files) != (1 if joint else 2):
+                raise ValueError(
+                    f"{key} has {len(files)} files and joint is {str(joint).lower()}; give one file with joint: true, "
+                    "or those of source and target with joint: false"
+                )
+        return self
 
 
-class SentencePieceSubwords(Section):
+class SentencePieceSubwords(_SubwordFiles):
     """Subwords of SentencePiece, learnt from the raw training text or of a model that exists."""
 
     type: Literal["bpe", "unigram"] = Field("bpe", description="segmentation model")
@@ -77,20 +96,10 @@ class SentencePieceSubwords(Section):
     dropout: Annotated[Probability, NO_PREPARED_TEXT] = Field(
         0.0, description="BPE-dropout: probability of skipping a merge, drawn again in every epoch (bpe only)"
     )
-    character_coverage: float = Field(
-        1.0,
-        ge=0.98,
-        le=1.0,
-        description="share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese",
-    )
-
-    @model_validator(mode="after")
-    def _models_fit_languages(self) -> SentencePieceSubwords:
-        _check_sides("models", self.models, self.joint)
-        return self
+    character_coverage: Coverage = 1.0
 
 
-class WordSubwords(Section):
+class WordSubwords(_SubwordFiles):
     """Section ``subwords`` of text that is already tokenised: its vocabulary is made of whole words."""
 
     type: Literal["words"] = Field(description="words: whole words of tokenised text")
@@ -113,13 +122,8 @@ class WordSubwords(Section):
         "count, or Sockeye's JSON; searched where the text is; empty: learn them",
     )
 
-    @model_validator(mode="after")
-    def _lists_fit_languages(self) -> WordSubwords:
-        _check_sides("lists", self.lists, self.joint)
-        return self
 
-
-class CodesSubwords(Section):
+class CodesSubwords(_SubwordFiles):
     """Section ``subwords`` of tokenised text whose words are divided by codes of subword-nmt that exist."""
 
     type: Literal["codes"] = Field(description="codes: subwords by codes of subword-nmt")
@@ -147,13 +151,6 @@ class CodesSubwords(Section):
     threshold: MinimumCount = Field(
         1, description="count in the files of vocabularies below which subwords are divided again"
     )
-
-    @model_validator(mode="after")
-    def _files_fit_languages(self) -> CodesSubwords:
-        if self.joint:  # else one may serve both languages
-            _check_sides("files", self.files, self.joint)
-        _check_sides("vocabularies", self.vocabularies, self.joint)
-        return self
 
 
 def subword_type(value: Any) -> str:
@@ -366,10 +363,7 @@ class Data(Section):
         "error",
         description="training pairs with an empty side: error stops and names the line, skip leaves them out",
     )
-    prepared: Annotated[str | None, NO_PARAMETERS, NO_MEMORY, NO_PREPARED_TEXT] = Field(
-        None,
-        description="folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder",
-    )
+    prepared: PreparedFolder = None
 
     @model_validator(mode="after")
     def _factors_are_their_own(self) -> Data:
@@ -397,6 +391,12 @@ class Data(Section):
                     "one weight for each"
                 )
         return self
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Tags, as ``<2de>``, by the target language that each chooses for a source; empty if there are not several."""
+        tags = {tag[2:-1]: tag for tag in self.tags if re.fullmatch("<2[A-Za-z].*", tag)}
+        return tags if len(tags) > 1 else {}
 
     def tag(self, number: int) -> str:
         """Returns the tag of a prefix of ``train``, given by its index; empty if it has none."""

@@ -8,18 +8,18 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from econmt.config import limits
 from econmt.config.data import (
+    Coverage,
     FileName,
     Language,
     MinimumCount,
+    PreparedFolder,
     TextPrefix,
     VocabularySize,
     subword_type,
 )
 from econmt.config.model import Initialization
 from econmt.config.section import (
-    NO_MEMORY,
     NO_PARAMETERS,
-    NO_PREPARED_TEXT,
     Layers,
     Probability,
     Section,
@@ -54,12 +54,7 @@ class TextSubwords(Section):
     size: int = Field(
         8000, ge=16, le=limits.SUBWORDS, description="number of subwords, special tokens included"
     )
-    character_coverage: float = Field(
-        1.0,
-        ge=0.98,
-        le=1.0,
-        description="share of the characters in the text that subwords cover; 0.9995 suits Chinese and Japanese",
-    )
+    character_coverage: Coverage = 1.0
     models: list[FileName] = Field(
         [], max_length=1, description="a SentencePiece model to use, as for translation; empty: learn one"
     )
@@ -87,10 +82,7 @@ class TextData(Section):
         ],
         Discriminator(subword_type),
     ] = Field(TextSubwords(), description="division of text into tokens; the end of a line is one more token")
-    prepared: Annotated[str | None, NO_PARAMETERS, NO_MEMORY, NO_PREPARED_TEXT] = Field(
-        None,
-        description="folder of the prepared data (token ids and vocabularies); null: prepared/ in the model folder",
-    )
+    prepared: PreparedFolder = None
 
 
 class TextDropout(Section):

@@ -30,6 +30,7 @@ class Request(NamedTuple):
         passed: other fields of a JSON object, copied to the JSON output.
         factors: source factors: for each stream, a text with one token a word.
         glossary: terms of this sentence, with priority over those of a glossary for all sentences.
+        source_prefix: words before the sentence that the model alone reads, as the tag of a target language.
     """
 
     text: str
@@ -39,6 +40,7 @@ class Request(NamedTuple):
     passed: Mapping[str, Any] = {}
     factors: Sequence[str] = ()
     glossary: Glossary | None = None
+    source_prefix: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -65,9 +67,10 @@ class _RequestFields(BaseModel):
     target_prefix: str = ""
     factors: list[str] | None = Field(None, max_length=limits.FACTORS)
     glossary: dict[str, str] = Field({}, max_length=limits.PHRASES)
+    source_prefix: str = ""
 
 
-_REFUSED = ("source_prefix", "restrict_lexicon", "target_prefix_factors")
+_REFUSED = ("restrict_lexicon", "target_prefix_factors")
 """Fields of Sockeye that econmt does not support."""
 
 
@@ -140,8 +143,8 @@ def check_request(request: Request, where: str) -> None:
         raise InputError(f"{where}: factors: expected a list with one text per stream of source factors")
     for number, line in enumerate(request.factors):
         _check_text(line, f"{where}: factors[{number}]")
-    _check_text(request.text, f"{where}: text")
-    _check_text(request.target_prefix, f"{where}: target_prefix")
+    for name in ("text", "target_prefix", "source_prefix"):
+        _check_text(getattr(request, name), f"{where}: {name}")
 
 
 def _check_text(text: str, where: str) -> None:

@@ -96,10 +96,12 @@ def translation_of(
     vocabularies: Vocabularies,
     *,
     replace_unk: bool,
+    first_word: int = 0,
 ) -> Translation:
     """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn.
 
-    With ``replace_unk`` the source text that an unknown token attends to most takes its place.
+    With ``replace_unk`` the source text that an unknown token attends to most takes its place. Alignments count the
+    source words from ``first_word`` on.
     """
     source_tokens = vocabularies.source_tokens(source)
     entries = []
@@ -108,7 +110,8 @@ def translation_of(
         ids, tokens = hypothesis.ids, vocabularies.target.tokens(hypothesis.ids)
         alignment: list[tuple[int, int]] = []
         if attention is not None:
-            alignment = hard_alignment(attention, source_tokens, tokens, vocabularies)
+            pairs = hard_alignment(attention, source_tokens, tokens, vocabularies)
+            alignment = [(word - first_word, made_word) for word, made_word in pairs if word >= first_word]
             if replace_unk and UNK in ids:
                 tokens = copied(attention, ids, tokens, text, vocabularies)
                 made = vocabularies.target.joined(tokens)

@@ -256,22 +256,19 @@ class Translator:
 
     def _translate_words(
         self,
-        requests: Sequence[Request],
+        given: Sequence[Request],
         numbered: Sequence[int],
         where: str,
         done: Callable[[int], object],
     ) -> list[Translation]:
         spoken, written_in = self.languages
-        restores = self.options.restore_case
-        in_capitals = [restores and is_in_capitals(request.text, spoken) for request in requests]
-        requests = [
-            with_small_prefix(request, written_in) if capital else request
-            for request, capital in zip(requests, in_capitals, strict=True)
-        ]
-        texts = [
-            without_capitals(request.text, spoken) if capital else request.text
-            for request, capital in zip(requests, in_capitals, strict=True)
-        ]
+        in_capitals = [self.options.restore_case and is_in_capitals(each.text, spoken) for each in given]
+        starts = [f"{each.source_prefix} ".lstrip() if each.text.strip() else "" for each in given]
+        requests, texts = list[Request](), list[str]()
+        for request, start, capital in zip(given, starts, in_capitals, strict=True):
+            small = with_small_prefix(request, written_in) if capital else request
+            requests.append(small._replace(text=start + request.text))
+            texts.append(start + (without_capitals(request.text, spoken) if capital else request.text))
         with_terms = [self._with_terms(*each) for each in zip(requests, texts, strict=True)]
         attempts = self._attempts(requests, with_terms, numbered, where)
         factors = [request.factors for request in requests]
@@ -295,7 +292,8 @@ class Translator:
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
             line = texts[index], sources[index], hypotheses, written, self.vocabularies
-            translation = translation_of(*line, replace_unk=self.options.replace_unk)
+            first = len(starts[index].split())
+            translation = translation_of(*line, replace_unk=self.options.replace_unk, first_word=first)
             if in_capitals[index]:
                 translation = in_capital_letters(translation, written_in)
             results[index] = translation

@@ -135,7 +135,7 @@ function show() {
     const { here, all, sent, received } = state.figures;
     part("figures").textContent =
       `Confidence ${Math.round(100 * mean)} % · ${Math.round(here)} ms at the server, ${Math.round(all)} ms in all · ` +
-      `${bytes(sent)} sent, ${bytes(received)} received · model ${bytes(model().bytes)}`;
+      `${bytes(sent)} sent, ${bytes(received)} received`;
   }
   about();
 }
@@ -334,8 +334,12 @@ async function begin() {
   listen();
   part("source").focus();
   const [settings, known] = await Promise.all([get("frontend/settings"), get("languages")]);
-  const models = known.flatMap(({ code, targets }) => targets.map((target) => ({ source: code, target })));
-  Object.assign(state, { settings, models, names: new Map(known.map((each) => [each.code, each.name])) });
+  const { source } = settings.language; // "auto": any language, so that only the target is chosen
+  const names = new Map([...known, source].map((each) => [each.code, each.name]));
+  const pairs = known.flatMap(({ code, targets }) => targets.map((target) => ({ source: code, target })));
+  const targets = [...new Set(pairs.map(({ target }) => target))].sort((one, other) => names.get(one).localeCompare(names.get(other), "en"));
+  const models = source.code === "auto" ? targets.map((target) => ({ source: "auto", target })) : pairs;
+  Object.assign(state, { settings, models, names });
   part("key-field").hidden = !settings.keyRequired;
   for (const each of models) pair.append(new Option(`${name(each.source)} to ${name(each.target)}`));
   pair.parentElement.hidden = models.length < 2;
@@ -348,7 +352,7 @@ const name = (code) => state.names.get(code) ?? code;
 function named() {
   part("source-name").textContent = name(languages().source);
   part("target-name").textContent = name(languages().target);
-  part("source").lang = languages().source;
+  part("source").lang = languages().source === "auto" ? "" : languages().source;
   target.lang = languages().target;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -62,66 +63,45 @@ PROBLEMS = problems()
 LAYER = LSTMWeights(torch.ones(24, 3), torch.ones(24, 6), torch.ones(24))
 H = (ones(3, 6),) * 2
 MORE = "attentional-lstm-tanh-additive-normed-gated"
-REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {  # "*" in a message is any text
     "lstm": [
-        ({"inputs": ones(3, 3)}, r"inputs must be \(B, T, I\), got \(3, 3\)"),
-        ({"inputs": ones(3, 0, 3)}, r"inputs must have at least one position, got \(3, 0, 3\)"),
-        ({"inputs": ones(3, 4, 5)}, r"layers\[0\]\.input must be \(4H, I\) with 4H=24, I=5, got \(24, 3\)"),
+        ({"inputs": ones(3, 3)}, "inputs must be (B, T, I), got (3, 3)"),
+        ({"inputs": ones(3, 0, 3)}, "inputs must have at least one position, got (3, 0, 3)"),
+        ({"inputs": ones(3, 4, 5)}, "layers[0].input must be (4H, I) with 4H=24, I=5, got (24, 3)"),
         ({"inputs": ones(3, 4, 3).to_sparse()}, "inputs must be a dense tensor, got torch.sparse_coo"),
         ({"inputs": torch.ones(3, 4, 3).to(torch.float8_e4m3fn)}, "inputs must be float64, float32"),
-        (
-            {"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), 4))},
-            "inputs.places must be from 0 to 3, got 4",
-        ),
-        (
-            {"inputs": UniqueRows(ones(4, 3), torch.zeros(3, 4).int())},
-            "inputs.places must be an int64 tensor, got",
-        ),
-        (
-            {"inputs": UniqueRows(ones(4, 3, 1), torch.zeros(3, 4).long())},
-            r"inputs.rows must be \(N, I\), got",
-        ),
-        ({"inputs": UniqueRows(ones(4, 2), torch.zeros(3, 4).long())}, r"layers\[0\].input must be .* I=2"),
-        ({"layers": ()}, r"layers is empty, at least one is needed"),
-        (
-            {"layers": LAYER},
-            r"layers must be a tuple of LSTMWeights .*, got one LSTMWeights; write \(weights,\)",
-        ),
-        ({"layers": ones(2, 3)}, r"layers must be a tuple .*, got a tensor of shape \(2, 3\)"),
-        ({"layers": None}, "layers must be a tuple .*, got None"),
-        ({"layers.1": ones(8)}, r"layers\[1\] must be LSTMWeights or LowRankLSTMWeights, got a tensor"),
-        ({"layers.0": tuple(LAYER)}, r"layers\[0\] must be LSTMWeights .*, got a value of type tuple"),
-        ({"layers.0.bias": None}, r"layers\[0\]\.bias must be a tensor, got None"),
+        ({"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), 4))}, "places must be from 0 to 3, got 4"),
+        ({"inputs": UniqueRows(ones(4, 3), torch.zeros(3, 4).int())}, "places must be an int64 tensor, got"),
+        ({"inputs": UniqueRows(ones(4, 3, 1), torch.zeros(3, 4).long())}, "inputs.rows must be (N, I), got"),
+        ({"inputs": UniqueRows(ones(4, 2), torch.zeros(3, 4).long())}, "layers[0].input must be * I=2"),
+        ({"layers": ()}, "layers is empty, at least one is needed"),
+        ({"layers": LAYER}, "layers must be a tuple of LSTMWeights *, got one LSTMWeights; write (weights,)"),
+        ({"layers": ones(2, 3)}, "layers must be a tuple *, got a tensor of shape (2, 3)"),
+        ({"layers": None}, "layers must be a tuple *, got None"),
+        ({"layers.1": ones(8)}, "layers[1] must be LSTMWeights or LowRankLSTMWeights, got a tensor"),
+        ({"layers.0": tuple(LAYER)}, "layers[0] must be LSTMWeights *, got a value of type tuple"),
+        ({"layers.0.bias": None}, "layers[0].bias must be a tensor, got None"),
         ({"layers.0.hidden": 5}, "hidden must be a tensor, got a value of type int"),
         ({"layers.0.bias": ones(24).to("meta")}, "bias is on meta, the arguments before it on cpu"),
-        (
-            {"layers.1.hidden": ones(24, 5)},
-            r"layers\[1\]\.hidden must be \(4H, H\) with 4H=24, H=6, got \(24, 5\)",
-        ),
-        (
-            {"layers.1.input": ones(24, 3)},
-            r"layers\[1\]\.input must be \(4H, H\) with 4H=24, H=6, got \(24, 3\)",
-        ),
-        ({"layers.1.bias": ones(6)}, r"layers\[1\]\.bias must be \(4H,\) with 4H=24, got \(6,\)"),
-        ({"state": (H,)}, r"state must be a tuple of \(h, c\), one for each of 2 layers, got a tuple of 1"),
-        ({"state": H}, r"state\[0\] must be \(h, c\), got a tensor"),
-        (
-            {"state": ((ones(3, 6), ones(1, 6)),) * 2},
-            r"state\[0\] c must be \(B, H\) with B=3, H=6, got \(1, 6\)",
-        ),
-        ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
-        ({"lengths": torch.ones(3)}, r"lengths must be an int64 tensor, got torch\.float32"),
+        ({"layers.1.hidden": ones(24, 5)}, "layers[1].hidden must be (4H, H) with 4H=24, H=6, got (24, 5)"),
+        ({"layers.1.input": ones(24, 3)}, "layers[1].input must be (4H, H) with 4H=24, H=6, got (24, 3)"),
+        ({"layers.1.bias": ones(6)}, "layers[1].bias must be (4H,) with 4H=24, got (6,)"),
+        ({"state": (H,)}, "state must be a tuple of (h, c), one for each of 2 layers, got a tuple of 1"),
+        ({"state": H}, "state[0] must be (h, c), got a tensor"),
+        ({"state": ((ones(3, 6), ones(1, 6)),) * 2}, "state[0] c must be (B, H) with B=3, H=6, got (1, 6)"),
+        ({"lengths": torch.ones(2).long()}, "lengths must be (B,) with B=3, got (2,)"),
+        ({"lengths": torch.ones(3)}, "lengths must be an int64 tensor, got torch.float32"),
         ({"lengths": [4]}, "lengths must be a tensor, got a value of type list"),
         ({"lengths": torch.ones(3, device="meta").long()}, "lengths is on meta, the other arguments on cpu"),
         *(
-            ({"lengths": torch.tensor([4, wrong, 1])}, rf"lengths must be from 0 to 4, got {wrong}$")
+            ({"lengths": torch.tensor([4, wrong, 1])}, f"lengths must be from 0 to 4, got {wrong}$")
             for wrong in (5, -1, 2**62)
         ),
-        ({"dropout": 0.5}, r"dropout 0\.5 needs dropout_seed, an int"),
+        ({"dropout": 0.5}, "dropout 0.5 needs dropout_seed, an int"),
         *(
             (
                 {"dropout": wrong, "dropout_seed": 1},
-                rf"dropout must be at least 0 and less than 1, got {wrong}$",
+                f"dropout must be at least 0 and less than 1, got {wrong}$",
             )
             for wrong in (1.0, -0.1, float("nan"))
         ),
@@ -135,74 +115,62 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "lstm-low-rank": [
         (
             {"layers.0.input": LowRank(ones(24, 2), ones(3, 3))},
-            r"layers\[0\]\.input\.left must be \(4H, layers\[0\]\.input\.rank\) with 4H=24, .*rank=3, got \(24, 2\)",
+            "layers[0].input.left must be (4H, layers[0].input.rank) with 4H=24, *rank=3, got (24, 2)",
         ),
         (
             {"layers.0.hidden": LowRank(ones(20, 2), ones(2, 6))},
-            r"layers\[0\]\.hidden\.left must be .*4H=24.*got \(20, 2\)",
+            "layers[0].hidden.left must be *4H=24*got (20, 2)",
         ),
         (
             {"layers.0.hidden": LowRank(ones(24, 0), ones(0, 6))},
-            r"layers\[0\]\.hidden must have a rank of at least 1, got 0",
+            "layers[0].hidden must have a rank of at least 1, got 0",
         ),
-        ({"layers.1": Make("cpu").layer(6, 6)}, r"layers\[1\] must be LowRankLSTMWeights, as layers\[0\] is"),
+        ({"layers.1": Make("cpu").layer(6, 6)}, "layers[1] must be LowRankLSTMWeights, as layers[0] is"),
     ],
     "bidirectional": [
-        ({"inputs": ones(3, 3)}, r"inputs must be \(B, T, I\), got \(3, 3\)"),
-        ({"inputs": ones(3, 0, 3)}, r"inputs must have at least one position, got \(3, 0, 3\)"),
-        ({"inputs": ones(3, 4, 5)}, r"forward\.input must be \(4H, I\) with 4H=24, I=5, got \(24, 3\)"),
-        (
-            {"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), -1))},
-            "inputs.places must be from 0 to 3, got -1",
-        ),
-        (
-            {"backward.hidden": ones(24, 5)},
-            r"backward\.hidden must be \(4H, H\) with 4H=24, H=6, got \(24, 5\)",
-        ),
-        ({"backward.bias": ones(20)}, r"backward\.bias must be \(4H,\) with 4H=24, got \(20,\)"),
+        ({"inputs": ones(3, 3)}, "inputs must be (B, T, I), got (3, 3)"),
+        ({"inputs": ones(3, 0, 3)}, "inputs must have at least one position, got (3, 0, 3)"),
+        ({"inputs": ones(3, 4, 5)}, "forward.input must be (4H, I) with 4H=24, I=5, got (24, 3)"),
+        ({"inputs": UniqueRows(ones(4, 3), torch.full((3, 4), -1))}, "places must be from 0 to 3, got -1"),
+        ({"backward.hidden": ones(24, 5)}, "backward.hidden must be (4H, H) with 4H=24, H=6, got (24, 5)"),
+        ({"backward.bias": ones(20)}, "backward.bias must be (4H,) with 4H=24, got (20,)"),
         ({"backward": (LAYER,)}, "backward must be LSTMWeights"),
-        ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
+        ({"lengths": torch.ones(2).long()}, "lengths must be (B,) with B=3, got (2,)"),
         ({"lengths": torch.full((3,), 5)}, "lengths must be from 0 to 4, got 5"),
     ],
     "bidirectional-low-rank": [
         ({"backward": Make("cpu").layer(3, 6)}, "backward must be LowRankLSTMWeights, as forward is"),
     ],
     "attentional-lstm-additive": [
-        ({"inputs": ones(3, 3)}, r"inputs must be \(B, T, I\), got \(3, 3\)"),
-        ({"inputs": ones(3, 0, 3)}, r"inputs must have at least one position, got \(3, 0, 3\)"),
-        (
-            {"inputs": ones(3, 4, 2)},
-            r"layers\[0\]\.input must be \(4H, I\+H\) with 4H=24, I\+H=8, got \(24, 9\)",
-        ),
-        ({"input_feeding": False}, r"layers\[0\]\.input must be \(4H, I\) with 4H=24, I=3, got \(24, 9\)"),
-        ({"weights.layers": ()}, r"layers is empty, at least one is needed"),
+        ({"inputs": ones(3, 3)}, "inputs must be (B, T, I), got (3, 3)"),
+        ({"inputs": ones(3, 0, 3)}, "inputs must have at least one position, got (3, 0, 3)"),
+        ({"inputs": ones(3, 4, 2)}, "layers[0].input must be (4H, I+H) with 4H=24, I+H=8, got (24, 9)"),
+        ({"input_feeding": False}, "layers[0].input must be (4H, I) with 4H=24, I=3, got (24, 9)"),
+        ({"weights.layers": ()}, "layers is empty, at least one is needed"),
         ({"weights": LAYER}, "weights must be AttentionalLSTMWeights, got a value"),
         (
             {"weights": AttentionalLSTMWeights(LAYER, None, None, ones(2, 5), None)},
-            r"layers must be .* \(weights,\)",
+            "layers must be * (weights,)",
         ),  # type: ignore[arg-type]
-        ({"weights.query": ones(7, 5)}, r"weights\.query must be \(A, H\) with H=6, got \(7, 5\)"),
-        ({"weights.query": None}, r"keys must be \(B, S, A\) with B=3, A=6, got \(3, 5, 7\)"),
-        ({"keys": ones(3, 5, 8)}, r"keys must be \(B, S, A\) with B=3, A=7, got \(3, 5, 8\)"),
-        ({"values": ones(3, 6, 4)}, r"values must be \(B, S, E\) with B=3, S=5, got \(3, 6, 4\)"),
-        ({"weights.score": ones(6)}, r"weights\.score must be \(A,\) with A=7, got \(6,\)"),
-        (
-            {"weights.combine": ones(6, 11)},
-            r"weights\.combine must be \(H, H\+E\) with H=6, H\+E=10, got \(6, 11\)",
-        ),
-        ({"weights.combine_bias": ones(4)}, r"weights\.combine_bias must be \(H,\) with H=6, got \(4,\)"),
-        ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
-        ({"layer_norm": (ones(6), ones(7))}, r"layer_norm gain must be \(A,\) with A=7, got \(6,\)"),
-        ({"scale": 0.5}, r"scale applies to dot attention only; with weights\.score it must be 1, got 0\.5"),
+        ({"weights.query": ones(7, 5)}, "weights.query must be (A, H) with H=6, got (7, 5)"),
+        ({"weights.query": None}, "keys must be (B, S, A) with B=3, A=6, got (3, 5, 7)"),
+        ({"keys": ones(3, 5, 8)}, "keys must be (B, S, A) with B=3, A=7, got (3, 5, 8)"),
+        ({"values": ones(3, 6, 4)}, "values must be (B, S, E) with B=3, S=5, got (3, 6, 4)"),
+        ({"weights.score": ones(6)}, "weights.score must be (A,) with A=7, got (6,)"),
+        ({"weights.combine": ones(6, 11)}, "weights.combine must be (H, H+E) with H=6, H+E=10, got (6, 11)"),
+        ({"weights.combine_bias": ones(4)}, "weights.combine_bias must be (H,) with H=6, got (4,)"),
+        ({"lengths": torch.ones(2).long()}, "lengths must be (B,) with B=3, got (2,)"),
+        ({"layer_norm": (ones(6), ones(7))}, "layer_norm gain must be (A,) with A=7, got (6,)"),
+        ({"scale": 0.5}, "scale applies to dot attention only; with weights.score it must be 1, got 0.5"),
         ({"weights.score": None, "layer_norm": (ones(7), ones(7))}, "layer_norm requires additive attention"),
-        ({"dropout": 0.1}, r"dropout 0\.1 needs dropout_seed, an int"),
+        ({"dropout": 0.1}, "dropout 0.1 needs dropout_seed, an int"),
         (
             {"state": AttentionalLSTMState((H,) * 2, ones(3, 5))},
-            r"state\.output must be \(B, H\) with B=3, H=6, got \(3, 5\)",
+            "state.output must be (B, H) with B=3, H=6, got (3, 5)",
         ),
         (
             {"state": AttentionalLSTMState((H,), ones(3, 6))},
-            r"state must be a tuple of \(h, c\), one for each of 2 layers, got a tuple of 1",
+            "state must be a tuple of (h, c), one for each of 2 layers, got a tuple of 1",
         ),
     ],
     MORE: [
@@ -214,76 +182,65 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"weights.combine_bias": None}, "gate needs weights.combine_bias"),
         ({"weights.output_norm": (ones(3), ones(6))}, "output_norm gain must be"),
     ],
-    "attentional-gru-additive": [
-        ({"weights.layers.1.hidden_bias": ones(3)}, r"layers\[1\].hidden_bias must be"),
-    ],
+    "attentional-gru-additive": [({"weights.layers.1.hidden_bias": ones(3)}, "layers[1].hidden_bias must")],
     "additive_attention": [
-        ({"query": ones(3, 7)}, r"query must be \(B, T, A\), got \(3, 7\)"),
-        ({"query": ones(3, 4, 7).long()}, r"query must be a floating point tensor, got torch\.int64"),
-        ({"keys": ones(2, 5, 7)}, r"keys must be \(B, S, A\) with B=3, A=7, got \(2, 5, 7\)"),
-        ({"keys": ones(3, 5, 6)}, r"keys must be \(B, S, A\) with B=3, A=7, got \(3, 5, 6\)"),
-        (
-            {"keys": ones(3, 0, 7), "values": ones(3, 0, 4)},
-            r"keys must have at least one position, got \(3, 0, 7\)",
-        ),
-        ({"values": ones(3, 4, 4)}, r"values must be \(B, S, E\) with B=3, S=5, got \(3, 4, 4\)"),
-        ({"score_weight": ones(7, 1)}, r"score_weight must be \(A,\) with A=7, got \(7, 1\)"),
-        ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
-        ({"lengths": torch.ones(3).int()}, r"lengths must be an int64 tensor, got torch\.int32"),
+        ({"query": ones(3, 7)}, "query must be (B, T, A), got (3, 7)"),
+        ({"query": ones(3, 4, 7).long()}, "query must be a floating point tensor, got torch.int64"),
+        ({"keys": ones(2, 5, 7)}, "keys must be (B, S, A) with B=3, A=7, got (2, 5, 7)"),
+        ({"keys": ones(3, 5, 6)}, "keys must be (B, S, A) with B=3, A=7, got (3, 5, 6)"),
+        ({"keys": ones(3, 0, 7), "values": ones(3, 0, 4)}, "keys must have at least one position, got"),
+        ({"values": ones(3, 4, 4)}, "values must be (B, S, E) with B=3, S=5, got (3, 4, 4)"),
+        ({"score_weight": ones(7, 1)}, "score_weight must be (A,) with A=7, got (7, 1)"),
+        ({"lengths": torch.ones(2).long()}, "lengths must be (B,) with B=3, got (2,)"),
+        ({"lengths": torch.ones(3).int()}, "lengths must be an int64 tensor, got torch.int32"),
         ({"lengths": torch.full((3,), -1)}, "lengths must be from 0 to 5, got -1"),
-        ({"layer_norm": (ones(7), ones(6))}, r"layer_norm bias must be \(A,\) with A=7, got \(6,\)"),
-        ({"layer_norm": (ones(7),)}, r"layer_norm must be \(gain, bias\), got a value of type tuple"),
+        ({"layer_norm": (ones(7), ones(6))}, "layer_norm bias must be (A,) with A=7, got (6,)"),
+        ({"layer_norm": (ones(7),)}, "layer_norm must be (gain, bias), got a value of type tuple"),
     ],
     "linear_recurrence": [
-        ({"decay": ones(3, 5)}, r"decay must be \(B, T, H\) with B=3, T=4, H=6, got \(3, 5\)"),
+        ({"decay": ones(3, 5)}, "decay must be (B, T, H) with B=3, T=4, H=6, got (3, 5)"),
         *(
-            ({"decay": ones(*shape)}, r"decay must be \(B, T, H\) with B=3, T=4, H=6, got \(")
+            ({"decay": ones(*shape)}, "decay must be (B, T, H) with B=3, T=4, H=6, got (")
             for shape in ((4,), (1,), (2, 4, 6), (3, 1), (1, 3, 4, 6), (3, 5, 6))
         ),
         ({"decay": 0.5}, "decay must be a tensor, got a value of type float"),
-        ({"initial": ones(6, 3)}, r"initial must be \(B, H\) with B=3, H=6, got \(6, 3\)"),
-        ({"inputs": ones(3, 0, 6)}, r"inputs must have at least one position, got \(3, 0, 6\)"),
-        ({"lengths": torch.ones(3).int()}, r"lengths must be an int64 tensor, got torch\.int32"),
+        ({"initial": ones(6, 3)}, "initial must be (B, H) with B=3, H=6, got (6, 3)"),
+        ({"inputs": ones(3, 0, 6)}, "inputs must have at least one position, got (3, 0, 6)"),
+        ({"lengths": torch.ones(3).int()}, "lengths must be an int64 tensor, got torch.int32"),
         ({"lengths": torch.tensor([3, -1, 1])}, "lengths must be from 0 to 4, got -1"),
         ({"lengths": torch.tensor([3, 5, 1])}, "lengths must be from 0 to 4, got 5"),
     ],
     "linear": [
-        ({"inputs": ones(3, 6)}, r"inputs must be \(\.\.\., I\) with I=7, got \(3, 6\)"),
-        ({"inputs": ones()}, r"inputs must be \(\.\.\., I\) with I=7, got \(\)"),
+        ({"inputs": ones(3, 6)}, "inputs must be (..., I) with I=7, got (3, 6)"),
+        ({"inputs": ones()}, "inputs must be (..., I) with I=7, got ()"),
         ({"inputs": [[1.0]]}, "inputs must be a tensor, got a value of type list"),
-        ({"weight": ones(9)}, r"weight must be \(O, I\), got \(9,\)"),
-        ({"bias": ones(8)}, r"bias must be \(O,\) with O=9, got \(8,\)"),
-        (
-            {"layout": "diagonal"},
-            "unknown layout 'diagonal'; available: auto, row, column, transposed, packed",
-        ),
+        ({"weight": ones(9)}, "weight must be (O, I), got (9,)"),
+        ({"bias": ones(8)}, "bias must be (O,) with O=9, got (8,)"),
+        ({"layout": "diagonal"}, "unknown layout 'diagonal'; available: auto, row, column, transposed"),
         ({"implementation": "fast"}, "unknown implementation 'fast'; available: auto, reference"),
     ],
     "linear_cross_entropy": [
-        ({"hidden": ones(2, 3, 4)}, r"hidden must be \(N, H\), got \(2, 3, 4\)"),
-        ({"weight": ones(5, 4)}, r"weight must be \(V, H\) with H=3, got \(5, 4\)"),
-        ({"bias": ones(4)}, r"bias must be \(V,\) with V=5, got \(4,\)"),
-        ({"targets": torch.zeros(5).long()}, r"targets must be \(N,\) with N=6, got \(5,\)"),
-        ({"targets": torch.zeros(6)}, r"targets must be an int64 tensor, got torch\.float32"),
+        ({"hidden": ones(2, 3, 4)}, "hidden must be (N, H), got (2, 3, 4)"),
+        ({"weight": ones(5, 4)}, "weight must be (V, H) with H=3, got (5, 4)"),
+        ({"bias": ones(4)}, "bias must be (V,) with V=5, got (4,)"),
+        ({"targets": torch.zeros(5).long()}, "targets must be (N,) with N=6, got (5,)"),
+        ({"targets": torch.zeros(6)}, "targets must be an int64 tensor, got torch.float32"),
         ({"targets": torch.full((6,), 5)}, "targets must be from 0 to 4, or -100, got 5"),
-        ({"reduction": "median"}, r"unknown reduction 'median'; available: mean, sum, none"),
-        ({"label_smoothing": 1.5}, r"label_smoothing must be from 0 to 1, got 1\.5"),
+        ({"reduction": "median"}, "unknown reduction 'median'; available: mean, sum, none"),
+        ({"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got 1.5"),
         ({"label_smoothing": "x"}, "label_smoothing must be a finite number, got 'x'"),
     ],
     "ssru": [
-        ({"layers": GateWeights(ones(12, 3), ones(12))}, r"layers must be .* write \(weights,\)"),
+        ({"layers": GateWeights(ones(12, 3), ones(12))}, "layers must be * write (weights,)"),
         ({"layers": ()}, "layers is empty"),
-        ({"layers.0": ones(4, 3)}, r"layers\[0\] must be GateWeights, got a tensor"),
-        ({"state.0": ones(3, 6)}, r"state\[0\] must be \(c,\), got a tensor of shape \(3, 6\)"),
-        ({"state": ()}, r"state must be a tuple of \(c,\), one for each of 2 layers"),
-        ({"state.0": (ones(3, 3),)}, r"state\[0\] c must be \(B, H\) with B=3, H=6, got \(3, 3\)"),
-        ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3"),
+        ({"layers.0": ones(4, 3)}, "layers[0] must be GateWeights, got a tensor"),
+        ({"state.0": ones(3, 6)}, "state[0] must be (c,), got a tensor of shape (3, 6)"),
+        ({"state": ()}, "state must be a tuple of (c,), one for each of 2 layers"),
+        ({"state.0": (ones(3, 3),)}, "state[0] c must be (B, H) with B=3, H=6, got (3, 3)"),
+        ({"lengths": torch.ones(2).long()}, "lengths must be (B,) with B=3"),
     ],
     "sru": [  # the highway of inputs of another width has a matrix of its own
-        (
-            {"layers.0": GateWeights(ones(18, 3), ones(24))},
-            r"layers\[0\].input must be \(4H, I\) with 4H=24, I=3",
-        ),
+        ({"layers.0": GateWeights(ones(18, 3), ones(24))}, "layers[0].input must be (4H, I) with 4H=24, I=3"),
     ],
 }
 
@@ -295,7 +252,8 @@ def test_what_does_not_fit_is_refused(name: str, change: dict[str, Any], message
     op, arguments = PROBLEMS[name]
     for path, value in change.items():
         arguments = changed(arguments, path.split("."), value)
-    with pytest.raises(ValueError, match=f"{op.__name__}: .*{message}"):
+    pattern = re.escape(message).replace(r"\*", ".*").replace(r"\$", "$")
+    with pytest.raises(ValueError, match=f"{op.__name__}: .*{pattern}"):
         op(**arguments)
 
 

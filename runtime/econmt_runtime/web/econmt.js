@@ -53,7 +53,8 @@ export function load(address, { progress, files } = {}) {
       config,
       close,
       // Translates sentences. Options: beam, nbest, shortlist (translations of each word; 0: any word), glossary (pairs of a term
-      // and its translation, or text as `econmt translate --glossary` reads it), signal (to cancel) and progress(sentences, all).
+      // and its translation, or text as `econmt translate --glossary` reads it), target (one of config.targets, if the model has
+      // several: sentences get its tag), signal (to cancel) and progress(sentences, all).
       // Each result has text, score, logProbability, nbest (the same, best first) and cut (true if
       // only the beginning of the text was translated).
       translate: (texts, { signal, progress: watch, ...options } = {}) => ask({ translate: texts, options }, watch, signal),

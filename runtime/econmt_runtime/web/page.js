@@ -4,8 +4,11 @@ const PAUSE = 150; // milliseconds after a key before the text is translated
 const GLOSSARY_PAUSE = 600;
 const ALTERNATIVES = 5;
 const CHUNK = 64; // sentences that are translated before they are shown
+const SPACELESS = /^(zh|ja|yue|cmn)\b/; // languages without blanks between sentences
+const WIDE_END = /[。｡！？]["”’」』】）〉》]*$/; // of a sentence that needs no blank after it
 const part = (name) => document.getElementById(name);
 const [source, target, status, wrong, bar, glossary] = ["source", "target", "status", "wrong", "progress", "glossary"].map(part);
+const choice = part("language"); // of the target languages of a model that has several
 // Sentences of the text: {text, after, result}; `after` is the space that follows, and the result is null until it comes.
 const state = { sentences: [], asking: null, timer: 0, shown: null, model: null, divide: null };
 
@@ -24,16 +27,21 @@ function ownFiles() {
   return files;
 }
 
-// Divides text into sentences and the space after each; line ends always divide.
+// Divides text into sentences and the space after each, as the language of the translation has it; line ends always divide.
 function divided(text) {
   const found = [];
   for (const line of text.split(/(?<=\n)/)) {
     const segments = state.divide ? [...state.divide.segment(line)].map(({ segment }) => segment) : [line];
-    for (const segment of segments) {
+    segments.forEach((segment, number) => {
       const kept = segment.trim();
       const at = segment.indexOf(kept);
-      found.push({ before: segment.slice(0, at), text: kept, after: segment.slice(at + kept.length), result: null });
-    }
+      let after = segment.slice(at + kept.length);
+      if (number + 1 < segments.length) {
+        if (SPACELESS.test(target.lang)) after = "";
+        else if (WIDE_END.test(segment)) after = " ";
+      }
+      found.push({ before: segment.slice(0, at), text: kept, after, result: null });
+    });
   }
   return found;
 }
@@ -66,10 +74,10 @@ function fail(error) {
   if (!line) wrong.textContent = error.message.replace(/^line \d+: /, ""); // its number counts sentences of a part
 }
 
-// Translates soon what is new; after another glossary everything is.
+// Translates soon what is new; with another glossary or language everything is.
 function later(event, pause = PAUSE) {
   const known = new Map();
-  for (const { text, result } of state.sentences) if (result && event?.target !== glossary) known.set(text, result);
+  for (const { text, result } of state.sentences) if (result && ![glossary, choice].includes(event?.target)) known.set(text, result);
   const before = state.sentences;
   state.sentences = divided(source.value).map((sentence, number) => {
     const result = sentence.text ? (known.get(sentence.text) ?? null) : { text: "" };
@@ -84,6 +92,9 @@ function later(event, pause = PAUSE) {
   state.timer = setTimeout(() => translate().catch(fail), pause);
 }
 
+// What all translations follow: the glossary, and the target language if there are several.
+const chosen = () => ({ glossary: glossary.value, target: choice.value || undefined });
+
 async function translate() {
   if (!state.model) return;
   state.asking?.abort();
@@ -97,7 +108,7 @@ async function translate() {
   try {
     for (let at = 0; !at || at < waiting.length; at += CHUNK) {
       const some = waiting.slice(at, at + CHUNK);
-      const wishes = { signal: asking.signal, glossary: glossary.value };
+      const wishes = { ...chosen(), signal: asking.signal };
       const found = await state.model.translate(some.map(({ text }) => text), wishes);
       part("glossary-wrong").textContent = "";
       some.forEach((sentence, number) => (sentence.result = found[number]));
@@ -116,7 +127,7 @@ async function alternatives(sentence) {
   state.shown = sentence;
   [...target.children].forEach((span, number) => span.classList.toggle("at", state.sentences[number] === sentence));
   const beam = Math.max(ALTERNATIVES, state.model.config.decoding.beam_size);
-  const [found] = await state.model.translate([sentence.text], { beam, nbest: ALTERNATIVES, glossary: glossary.value });
+  const [found] = await state.model.translate([sentence.text], { ...chosen(), beam, nbest: ALTERNATIVES });
   if (state.shown !== sentence) return;
   const texts = new Set(found.nbest.map(({ text }) => text));
   texts.delete(sentence.result.text);
@@ -127,19 +138,32 @@ async function alternatives(sentence) {
   );
 }
 
-function named([from, to]) {
-  const name = (code) => {
-    try {
-      return new Intl.DisplayNames(["en"], { type: "language", fallback: "none" }).of(code) ?? code;
-    } catch {
-      return code;
-    }
-  };
-  part("source-name").textContent = name(from);
-  part("target-name").textContent = name(to);
+function name(code) {
   try {
-    [source.lang, target.lang] = [from, to];
-    state.divide = new Intl.Segmenter(from, { granularity: "sentence" });
+    return new Intl.DisplayNames(["en"], { type: "language", fallback: "none" }).of(code) ?? code;
+  } catch {
+    return code;
+  }
+}
+
+// Shows the languages: those of a model of one pair, or of several targets a menu, whose sources are in any language.
+function named({ languages: [from, to], targets }) {
+  if (targets) {
+    const options = targets.map((code) => new Option(name(code), code));
+    choice.append(...options.sort((one, other) => one.text.localeCompare(other.text, "en")));
+    const spoken = navigator.languages.map((code) => code.split("-")[0]);
+    const first = [remembered("target"), ...spoken].find((code) => targets.includes(code));
+    if (first) choice.value = first;
+    part("choice").hidden = false;
+    [from, to] = ["", choice.value];
+    recallGlossary();
+  } else {
+    part("source-name").textContent = name(from);
+    part("target-name").textContent = name(to);
+  }
+  [source.lang, target.lang] = [from, to];
+  try {
+    state.divide = new Intl.Segmenter(from || "en", { granularity: "sentence" });
   } catch {
     state.divide = null; // an old browser, or a language that it does not know: lines stay whole
   }
@@ -155,9 +179,9 @@ async function keep() {
   }
 }
 
-// What is kept from visit to visit, where the browser lets a page keep something.
-function remembered(value) {
-  const key = `glossary ${location.pathname}`;
+// What is kept by a name from visit to visit, where the browser lets a page keep something.
+function remembered(name, value) {
+  const key = `${name} ${location.pathname}`;
   try {
     if (value !== undefined) localStorage.setItem(key, value);
     return localStorage.getItem(key) ?? "";
@@ -166,12 +190,24 @@ function remembered(value) {
   }
 }
 
+// Each target language of several has a glossary of its own.
+const glossaryName = () => `glossary ${choice.value}`.trim();
+
+function recallGlossary() {
+  glossary.value = remembered(glossaryName());
+  if (glossary.value) part("wishes").open = true;
+}
+
 async function begin() {
-  glossary.value = remembered();
-  part("wishes").open = glossary.value !== "";
+  recallGlossary();
   glossary.addEventListener("input", (event) => {
-    remembered(glossary.value);
+    remembered(glossaryName(), glossary.value);
     later(event, GLOSSARY_PAUSE);
+  });
+  choice.addEventListener("change", (event) => {
+    remembered("target", (target.lang = choice.value));
+    recallGlossary();
+    later(event);
   });
   source.addEventListener("input", later);
   part("clear").addEventListener("click", () => {
@@ -190,7 +226,7 @@ async function begin() {
   state.model = await load("./", { files, progress: (bytes, all) => all && (bar.value = bytes / all) });
   bar.hidden = true;
   status.textContent = "Ready. The text stays in this browser.";
-  named(state.model.config.languages);
+  named(state.model.config);
   later();
   if (!files) await keep();
 }

@@ -1177,6 +1177,8 @@ function merged(kept, found, most) {
 class Translator {
   constructor(model) {
     this.model = model;
+    // The tags by which a sentence of a model of several target languages says its own.
+    this.tags = new Map((model.config.targets ?? []).map((code) => [code, model.source.encode(`<2${code}>`)[0]]));
     const lexicon = model.arrays.lexicon;
     if (lexicon) this.lexicon = { ...lexicon, width: lexicon.shape[1] };
     this.turn = performance.now();
@@ -1191,22 +1193,27 @@ class Translator {
     if (call.cancelled) throw new Failed("cancelled");
   }
 
-  settings({ beam, nbest = 1, shortlist, glossary } = {}) {
+  settings({ beam, nbest = 1, shortlist, glossary, target } = {}) {
     const { decoding } = this.model.config;
-    const options = { ...decoding, beam: beam ?? decoding.beam_size, nbest, shortlist };
+    const options = { ...decoding, beam: beam ?? decoding.beam_size, nbest, shortlist, tag: this.tags.get(target) };
     const whole = (value, least, most) => Number.isInteger(value) && value >= least && value <= most;
     if (!whole(options.beam, 1, MOST_WORDS)) throw new Failed(`beam: use a whole number from 1 to ${MOST_WORDS}`);
     if (!whole(nbest, 1, options.beam)) throw new Failed(`nbest: use a whole number from 1 to the beam size, ${options.beam}`);
     if (shortlist !== undefined && !whole(shortlist, 0, Infinity)) throw new Failed("shortlist: use 0, for any word, or more");
     if (shortlist && !this.lexicon) throw new Failed("shortlist: the model has no lexicon; export it with one");
+    if (target !== undefined && !this.tags.has(target)) {
+      const codes = [...this.tags.keys()].join(", ");
+      throw new Failed(`target: ${codes ? `use one of ${codes}` : "the model has one target language; leave it out"}`);
+    }
     const key = JSON.stringify(glossary ?? []);
     if (key !== this.key) this.glossary = new Glossary(glossary ?? [], this.model.target, this.model.config.languages[0]);
     this.key = key;
     return options;
   }
 
-  // Ids of a line, whether it was cut, and what its terms ask for, or null; no ids for a line that is copied.
-  encode(line) {
+  // Ids of a line, whether it was cut, and what its terms ask for, or null; no ids for a line that is copied. The tag comes
+  // before a line that has words and no tag of its own.
+  encode(line, tag) {
     const cap = this.model.config.max_input_length;
     const most = cap * CHARACTERS;
     const terms = this.glossary.occurrences(normalized(line));
@@ -1217,6 +1224,10 @@ class Translator {
     text = normalized(text);
     const written = [];
     const ids = this.model.source.encode(text, written);
+    if (tag !== undefined && ![...this.tags.values()].includes(ids[0])) {
+      ids.unshift(tag);
+      written.unshift("");
+    }
     const cut = ids.length > cap || text.length < normalized(line).length;
     return { ids: ids.slice(0, cap), cut, terms: terms.length ? this.placed(text, written, terms, cap) : null };
   }
@@ -1256,7 +1267,7 @@ class Translator {
     if (!this.lexicon || options.shortlist === 0) this.model.keepWhole();
     const sources = [];
     for (const line of lines) {
-      sources.push(this.encode(line));
+      sources.push(this.encode(line, options.tag));
       await this.rest(call);
     }
     const results = lines.map((line) => {

@@ -71,7 +71,7 @@ bench select quickstart --bucket 5x6 --compiled
 bench training quickstart --precision bfloat16 --length 6 --seconds 7
     econmt.cli.bench.training.row_of  name=quickstart  precision=bfloat16  length=6  seconds=7.0
 serve -m MODEL -b 3 --batch-size 5 --wait-ms 7 --max-characters 11 --max-file-characters 17 --max-waiting 13 --requests-per-minute 19
-    econmt_serve.command.Settings  beam_size=3  batch_size=5  wait_seconds=0.007  most_characters=11  most_file_characters=17  most_waiting=13  requests_a_minute=19
+    econmt_serve.command.Settings  beam_size=3  batch_size=5  wait_ms=7.0  max_characters=11  max_file_characters=17  max_waiting=13  requests_per_minute=19
 serve -m MODEL --no-split-sentences --restore-case --avoid-list AVOIDED --glossary-mode constrain
     econmt_serve.command.Settings  split_sentences=False  restore_case=True  avoid=('C',)  glossary_mode=constrain
 serve -m MODEL --host 127.0.0.2 --port 7

@@ -39,6 +39,7 @@ from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.decoding.test_real_model import COMBINATIONS
+from tests.unit.training.tiny import Run
 
 LINES = ["a b c", "h g", "", "d d d e a b c h g f e d c b a", "b", "zzz a"]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -112,6 +113,13 @@ def random_model(
     tensors = {name: parameter.detach() for name, parameter in dict(made.named_parameters()).items()}
     write_tensors(folder / "params.best.safetensors", tensors, metadata)
     return folder
+
+
+def two_targets(text: Path, folder: Path) -> Path:
+    """A random model whose tags choose between two target languages."""
+    tags = ("data.train=[train, train]", "data.tags=[<2fr>, <2de>]", "data.subwords={type: bpe, size: 38}")
+    like = Run(text, folder / "like", (*tags, f"data.prepared={folder}/prepared")).trained()
+    return random_model(like.folder.path, folder / "model", "lstm, softrelu", {"beam_size": 3})
 
 
 def write_random_lexicon(path: Path, folder: Path) -> None:

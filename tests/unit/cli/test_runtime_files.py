@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,18 @@ def whole(model: Path) -> Path:
     return export_runtime(model, model.parent / "whole.pyz")
 
 
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty folder in which this process and those that it starts make temporary folders."""
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which this process and those that it starts make temporary folders, which no test leaves there."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+    yield folder
+    assert list(folder.iterdir()) == []
 
 
-def test_a_file_translates_as_its_folder(model: Path, call: Call, tmp_path: Path, temporary: Path) -> None:
+def test_a_file_translates_as_its_folder(model: Path, call: Call, tmp_path: Path) -> None:
     write_random_lexicon(tmp_path / "lexicon", model)
     folder, file = tmp_path / "runtime", tmp_path / "new" / "runtime.pyz"
     for made in (folder, file):
@@ -65,7 +66,6 @@ def test_a_file_translates_as_its_folder(model: Path, call: Call, tmp_path: Path
     done = subprocess.run(command, input=TEXT, env=econmt_environment(), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, expected.stdout, b"")
     assert econmt_runtime.load(file).translate(LINES) == econmt_runtime.load(folder).translate(LINES)
-    assert list(temporary.iterdir()) == []
 
 
 def test_a_file_takes_the_library_of_its_system(
@@ -116,7 +116,7 @@ def test_whoever_may_read_a_file_may_run_it(model: Path, tmp_path: Path) -> None
 
 
 def test_a_file_holds_the_folder_in_the_same_bytes_each_time(
-    model: Path, whole: Path, tmp_path: Path, temporary: Path
+    model: Path, whole: Path, tmp_path: Path
 ) -> None:
     again, folder = export_runtime(model, tmp_path / "again.pyz"), export_runtime(model, tmp_path / "runtime")
     assert again.read_bytes() == whole.read_bytes()
@@ -129,15 +129,13 @@ def test_a_file_holds_the_folder_in_the_same_bytes_each_time(
         ((1980, 1, 1, 0, 0, 0), zipfile.ZIP_DEFLATED)
     }
     assert whole.stat().st_size < 0.7 * sum(path.stat().st_size for path in expected)
-    assert list(temporary.iterdir()) == []
 
 
-def test_a_file_is_a_program(whole: Path, temporary: Path) -> None:
+def test_a_file_is_a_program(whole: Path) -> None:
     environment = {**econmt_environment(), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     del environment["PYTHONPATH"]
     done = subprocess.run([whole], input=TEXT, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, run(whole, text=TEXT).stdout, b"")
-    assert list(temporary.iterdir()) == []
 
 
 def test_nothing_is_overwritten(model: Path, call: Call, tmp_path: Path) -> None:
@@ -167,7 +165,6 @@ def test_a_file_is_whole_or_absent(
     with pytest.raises(InputError, match="the disk is full"):
         export_runtime(model, tmp_path / "made.pyz")
     assert list(tmp_path.iterdir()) == [temporary]
-    assert list(temporary.iterdir()) == []
 
 
 def test_a_file_holds_at_most_what_the_runtime_unpacks(
@@ -307,10 +304,9 @@ def test_damage_is_told_and_leaves_nothing(whole: Path, tmp_path: Path, temporar
         if fault.endswith("module"):
             assert f"{file}/{MODULE}: absent or changed since it was exported" in line
     assert sorted(tmp_path.iterdir()) == [file, temporary]
-    assert list(temporary.iterdir()) == []
 
 
-def test_members_are_few_and_not_large(whole: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_few_and_not_large(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = members_of(whole)
     size = sum(map(len, members.values()))
     for limit, value in (("LARGEST", size), ("MOST_FILES", len(members))):
@@ -320,7 +316,6 @@ def test_members_are_few_and_not_large(whole: Path, temporary: Path, monkeypatch
             patch.setattr(archive, limit, value - 1)
             with pytest.raises(RuntimeInputError, match=f"{len(members)} files of {size:,} bytes"):
                 econmt_runtime.load(whole)
-    assert list(temporary.iterdir()) == []
 
 
 def test_no_more_is_written_than_is_declared(whole: Path, tmp_path: Path, temporary: Path) -> None:
@@ -339,11 +334,10 @@ def test_no_more_is_written_than_is_declared(whole: Path, tmp_path: Path, tempor
     finally:
         sys.setprofile(None)
     assert max(largest) <= 1000
-    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_neither_folder_nor_file_is_refused(tmp_path: Path, temporary: Path, kind: str) -> None:
+def test_what_is_neither_folder_nor_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "runtime.pyz"
     if kind == "pipe":
         os.mkfifo(path)
@@ -351,7 +345,6 @@ def test_what_is_neither_folder_nor_file_is_refused(tmp_path: Path, temporary: P
         path.symlink_to("/dev/zero")
     with pytest.raises(RuntimeInputError, match=f"{path}/model.json: cannot be read"):
         econmt_runtime.load(path)
-    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("end", ["Ctrl-C", "kill", "broken pipe"])
@@ -373,16 +366,14 @@ def test_the_temporary_folder_is_gone_before_it_translates(whole: Path, temporar
             process.send_signal(signal.SIGINT if end == "Ctrl-C" else signal.SIGTERM)
         assert process.wait(PATIENCE) == {"Ctrl-C": 130, "kill": -signal.SIGTERM, "broken pipe": 0}[end]
         assert process.stderr.read() == b""
-    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_output_that_cannot_be_written_is_told_in_a_line(whole: Path, temporary: Path) -> None:
+def test_output_that_cannot_be_written_is_told_in_a_line(whole: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         streams = {"input": TEXT, "stdout": full, "stderr": subprocess.PIPE}
         done = subprocess.run([sys.executable, whole], env=econmt_environment(), **streams)
     assert (done.returncode, done.stderr) == (2, b"econmt_runtime: error: No space left on device\n")
-    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
@@ -401,7 +392,6 @@ def test_unpacking_that_is_interrupted_leaves_nothing(
     if isinstance(error, OSError):
         assert f"cannot be unpacked to {temporary} (No space left on device); free some" in str(caught.value)
     assert len(made) == 1
-    assert list(temporary.iterdir()) == []
 
 
 def test_no_place_for_temporary_folders_is_told(

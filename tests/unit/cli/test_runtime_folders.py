@@ -34,6 +34,7 @@ from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_runtime import random_model
 
 LIMIT = 1 << 19
+GRU: Any = {"cell": "gru", "directions": [1], "residual": True}
 TEXTS = {
     "mark in a later line": b"a\n\xef\xbb\xbfa b\n",
     "two marks": b"\xef\xbb\xbf\xef\xbb\xbfa\n",
@@ -300,16 +301,10 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, made: Path) ->
         ({"vocabulary_files": []}, "vocabulary_files: not a list of 1 to 64 values"),
         ({"vocabulary_files": ["x"] * 65}, "vocabulary_files: not a list of 1 to 64 values"),
         ({"vocabulary_files": ["vocab.source.txt"] * 3}, "vocabulary_files: more than two"),
-        (
-            {"encoder": {"cell": "gru", "directions": [1, 3], "residual": True}},
-            "encoder.directions[1]: not a whole number from 1 to 2",
-        ),
+        ({"encoder": {**GRU, "directions": [1, 3]}}, "encoder.directions[1]: not a whole number from 1 to 2"),
         ({"max_length": "60"}, "max_length: not a whole number from 1 to 10000"),
         ({"decoding": {"beam_size": 65}}, "decoding.beam_size: not a whole number from 1 to 64"),
-        (
-            {"encoder": {"cell": "gru", "directions": [1], "residual": 1}},
-            "encoder.residual: not a value of type bool",
-        ),
+        ({"encoder": {**GRU, "residual": 1}}, "encoder.residual: not a value of type bool"),
         ({"encoder": {"cell": "sru"}}, "encoder.cell: not one of gru, lnglstm, lnlstm, lstm, ssru"),
     ],
 )

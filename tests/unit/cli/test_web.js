@@ -26,4 +26,15 @@
       Object.assign(worker, { onmessage: (event) => resolve(event.data), onerror: reject }),
     );
   },
+  // Changes fields of the page by their names; the translation that it then shows, and its language.
+  async change(fields) {
+    for (const [name, value] of Object.entries(fields)) {
+      const field = document.getElementById(name);
+      field.value = value;
+      field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : "input"));
+    }
+    for (let turn = 0; turn < 1000 && document.querySelector(".stale"); turn++) await new Promise((resolve) => setTimeout(resolve, 20));
+    const target = document.getElementById("target");
+    return [target.innerText, target.lang];
+  },
 }

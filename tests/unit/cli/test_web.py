@@ -19,19 +19,29 @@ import sentencepiece
 
 import econmt_runtime
 from econmt.data.text.glossary import Glossary
+from econmt.decoding.translation import Translation
 from econmt.export.runtime import export_runtime
 from econmt_runtime.text import Subwords
 from tests.conftest import ROOT
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
-from tests.unit.cli.test_runtime import LINES, VARIANTS, exact, random_model, write_random_lexicon
+from tests.unit.cli.test_runtime import (
+    LINES,
+    VARIANTS,
+    exact,
+    random_model,
+    two_targets,
+    write_random_lexicon,
+)
 from tests.unit.serving.test_page import CHROMIUM, MISSING, expect, sync_api
 from tests.unit.serving.test_page import browser as browser
 
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 WEB = ROOT / "runtime/econmt_runtime/web"
 SCRIPTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-TRANSLATE, SUBWORDS = (f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords"))
+TRANSLATE, SUBWORDS, CHANGE = (
+    f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords", "change")
+)
 
 
 @contextmanager
@@ -136,6 +146,7 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
     with served(folder) as home:
         page.goto(home)
         expected = translation()
+        expect(page.get_by_role("combobox")).to_have_count(0)
         page.locator("#wishes").evaluate("(details) => (details.open = true)")
         for glossary, told in ("h = a a a\nh", "Line 2: write a term"), ("h = a a a", ""):
             page.locator("#glossary").fill(glossary)
@@ -166,6 +177,51 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
         expect(page.get_by_role("alert")).to_contain_text("arrays.safetensors is damaged or of another model")
 
 
+@in_browser
+@pytest.mark.slow
+def test_a_model_of_two_target_languages_translates_to_the_chosen_one(
+    text: Path, tmp_path: Path, page: sync_api.Page
+) -> None:
+    folder, terms = two_targets(text, tmp_path), {"b": "d e", "h": "a a"}
+    model, lines = exact(folder), ["a b.", "C d。", "e", "<2fr> h", "3"]
+
+    def translated(code: str, terms: dict[str, str]) -> list[Translation]:
+        tagged = [f"<2{code}> {each}" for each in lines[:3]]
+        return model.translate([*tagged, *lines[3:]], glossary=Glossary(terms), nbest_size=2)
+
+    def shown(code: str, terms: dict[str, str]) -> list[str]:
+        *first, own, copied = (each.text for each in translated(code, terms))
+        return [f"{' '.join(first)}\n{own}\n{copied}", code]
+
+    for name in ("web", "page.html"):
+        export_runtime(folder, tmp_path / name, web=True)
+    with served(tmp_path / "web") as home:
+        page.goto(f"{home}model.json")
+        for pairs in ({}, terms):
+            options = {"nbest": 2, "glossary": [*pairs.items()], "target": "de"}
+            (found,), expected = page.evaluate(TRANSLATE, [[lines], options]), translated("de", pairs)
+            assert [each[0] for each in found] == [each.text for each in expected]
+            assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+        assert page.evaluate(TRANSLATE, [[["a"]], {"target": "it"}]) == ["target: use one of fr, de"]
+        for address in (home, (tmp_path / "page.html").as_uri()):
+            page.goto(address)
+            choice = page.get_by_role("combobox", name="Translation to")
+            expect(choice.get_by_role("option")).to_have_text(["French", "German"])
+            assert page.evaluate(CHANGE, {"source": "a b. C d。e\n<2fr> h\n3"}) == shown("fr", {})
+            assert page.evaluate(CHANGE, {"language": "de"}) == shown("de", {})
+            assert page.evaluate(CHANGE, {"glossary": "b = d e\nh = a a"}) == shown("de", terms)
+            page.locator(".sentence").first.click()
+            expect(page.locator("#others-source")).to_have_text("a b.")
+            assert page.evaluate(CHANGE, {"language": "fr"}) == shown("fr", {})
+            page.evaluate(CHANGE, {"language": "de"})
+            page.reload()
+            expect(choice).to_have_value("de")
+            assert (
+                page.evaluate(CHANGE, {"source": "b"})[0]
+                == model.translate(["<2de> b"], glossary=Glossary(terms))[0].text
+            )
+
+
 def test_what_is_written_and_refused(
     word_model: Path, subword_model: Path, call: Call, tmp_path: Path
 ) -> None:
@@ -174,7 +230,9 @@ def test_what_is_written_and_refused(
     refused(call("export --web --runtime", subword_model, made), "--web cannot be combined with --runtime")
     call("export --web", subword_model, made)
     files = {"arrays.safetensors", "subwords.model", *(path.name for path in WEB.iterdir())}
-    assert {*json.loads((made / "model.json").read_text())["files"]} == files
+    config = json.loads((made / "model.json").read_text())
+    assert {*config["files"]} == files
+    assert "targets" not in config
     assert {path.name for path in made.iterdir()} == {*files, "model.json"}
     assert sum(path.stat().st_size for path in WEB.iterdir()) <= 150_000
 

@@ -239,11 +239,7 @@ def test_lines_that_are_wrong(make_recipe: MakeRecipe, text: Path, tags: str) ->
     """Words count without tags."""
     words = len((text / "train.src").read_text().split("\n")[0].split())
     for name, line, message in (
-        (
-            "align",
-            f"{words}-0",
-            f"train.align:1: {words}-0 names source word {words}, but the sentence has {words} ",
-        ),
+        ("align", f"{words}-0", f"train.align:1: {words}-0 names source word {words}, but the sentence has"),
         ("align", "0-0 x-1", "train.align:1: expected pairs of words as 0-0 1-2, found 'x-1'"),
         ("weights", "nan", "train.weights:1: expected a weight from 0 to 4000, found 'nan'"),
         ("weights", "", "train.weights:1: expected a weight from 0 to 4000, found ''"),

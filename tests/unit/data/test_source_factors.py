@@ -184,16 +184,8 @@ def test_bpe_dropout_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe, 
 def test_files_and_keys_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
     places = {"more": (sentences(40, 2)[3], 4), "test": (sentences(5, 4)[0], 1), "train": ([], 1)}
     for name, change, message in (
-        (
-            "more.first",
-            lambda lines: [*lines[:3], "l n", *lines[4:]],
-            "{0}/more.first:4: 2 source factors for {1}",
-        ),
-        (
-            "train.len",
-            lambda lines: [*lines, "long"],
-            "{0}/train.len has 61 lines but {0}/train.src has 60; line n",
-        ),
+        ("more.first", lambda old: [*old[:3], "l n", *old[4:]], "{0}/more.first:4: 2 source factors for {1}"),
+        ("train.len", lambda lines: [*lines, "long"], "{0}/train.len has 61 lines but {0}/train.src has 60"),
         ("test.len", lambda lines: [""] * len(lines), "{0}/test.len:1: 0 source factors for {1}"),
     ):
         file, split = text / name, name.partition(".")[0]

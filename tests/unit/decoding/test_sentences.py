@@ -103,10 +103,7 @@ ADDRESSES = [
     ("(http://x.org/a), [t](https://x.org/a/)", ["http://x.org/a", "https://x.org/a/"]),
     ("'https://x.com', **https://y.com/**", ["https://x.com", "https://y.com/"]),
     ("见https://x.com/路 谢谢https://x.com查看", ["https://x.com/", "https://x.com"]),
-    (
-        "https://de.wikipedia.org/wiki/Müller; «www.x.fr»",
-        ["https://de.wikipedia.org/wiki/Müller", "www.x.fr"],
-    ),
+    ("https://de.wikipedia.org/wiki/Müll; «www.x.fr»", ["https://de.wikipedia.org/wiki/Müll", "www.x.fr"]),
     ("&quot;https://x.com/?a=1&amp;b=2&quot;", ["https://x.com/?a=1&amp;b=2"]),
     ("mail tom@x.org, or mailto:a.b+c@x-y.co.uk.", ["tom@x.org", "mailto:a.b+c@x-y.co.uk"]),
     ("ssh://git@x.com:22/r.git", ["ssh://git@x.com:22/r.git"]),

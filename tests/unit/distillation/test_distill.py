@@ -267,10 +267,7 @@ def test_a_broken_record_costs_no_more_than_what_it_is_about(
         ([*COMPLETE, "training.initialize_from=nothing"], "training.initialize_from nothing: no such file"),
         ([*COMPLETE, "data.train=[x]"], "data.train cannot be changed; use --also"),
         ([*COMPLETE, "-r", "wikitext2"], "wikitext2: trains a language model"),
-        (
-            [*COMPLETE, "model.encoder.cell=sru"],
-            "the runtime does not support model.encoder.cell: sru; it needs",
-        ),
+        ([*COMPLETE, "model.encoder.cell=sru"], "runtime does not support model.encoder.cell: sru"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_translated(

@@ -113,5 +113,5 @@ def serving(
 @pytest.fixture(scope="session")
 def client(folder: Path) -> Iterator[Client]:
     """A client of a server without keys."""
-    with serving(folder, Settings(most_characters=500, read_seconds=PATIENCE, watch_seconds=0.05)) as made:
+    with serving(folder, Settings(max_characters=500, read_seconds=PATIENCE, watch_seconds=0.05)) as made:
         yield made

@@ -83,7 +83,7 @@ def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_routes_and_answers_are_as_described(client: Client) -> None:
-    service = Service([], Settings(requests_a_minute=1), Keys())
+    service = Service([], Settings(requests_per_minute=1), Keys())
     service._admit("a", "address")
     with pytest.raises(Refused):
         service._admit("b", "address")

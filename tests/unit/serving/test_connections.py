@@ -116,7 +116,7 @@ def test_a_client_that_does_not_read_is_let_go(folder: Path, monkeypatch: pytest
 
 def test_a_key_in_the_head_is_looked_at_before_the_body(folder: Path) -> None:
     head = POST + b"Authorization: Bearer %s\r\nContent-Length: 100\r\n\r\n"
-    with serving(folder, Settings(requests_a_minute=2, read_seconds=PATIENCE), Keys(["sesame"])) as client:
+    with serving(folder, Settings(requests_per_minute=2, read_seconds=PATIENCE), Keys(["sesame"])) as client:
         sent = head % b"wrong", FILE % 100, head % b"wrong"
         assert [statuses(exchange(client, each)) for each in sent] == [[403], [403], [429]]
         body = {**JSON, "Authorization": "bearer sesame"}
@@ -128,7 +128,7 @@ def test_a_key_in_the_head_is_looked_at_before_the_body(folder: Path) -> None:
 
 
 def test_a_key_in_the_body_is_looked_at_before_the_fields(folder: Path) -> None:
-    with serving(folder, Settings(requests_a_minute=4, read_seconds=PATIENCE), Keys(["sesame"])) as client:
+    with serving(folder, Settings(requests_per_minute=4, read_seconds=PATIENCE), Keys(["sesame"])) as client:
         basic = {**JSON, "Authorization": "Basic c2VzYW1l"}  # of a proxy
         assert client.ask("POST", "/translate", b'{"q": "a", "api_key": "sesame"}', basic).status == 200
         wrong = [b'{"nothing": 1}', b'{"q": "a", "api_key": ["sesame"]}', b'{"q": "a", "api_key": ""}']
@@ -142,7 +142,7 @@ def test_a_key_in_the_body_is_looked_at_before_the_fields(folder: Path) -> None:
 
 
 def test_without_keys_a_rate_is_looked_at_before_the_body(folder: Path) -> None:
-    with serving(folder, Settings(requests_a_minute=2, read_seconds=PATIENCE)) as client:
+    with serving(folder, Settings(requests_per_minute=2, read_seconds=PATIENCE)) as client:
         assert client.ask("POST", "/translate", b"{", JSON).status == 400
         assert client.post("/detect", q="a").status == 200
         assert statuses(exchange(client, POST + b"Content-Length: 100\r\n\r\n")) == [429]
@@ -155,15 +155,15 @@ def forwarded(client: Client, address: str) -> int:
 
 def test_forwarded_addresses_of_others_do_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # read by uvicorn
-    with serving(folder, Settings(requests_a_minute=2)) as client:
+    with serving(folder, Settings(requests_per_minute=2)) as client:
         assert [forwarded(client, f"10.0.0.{number}") for number in range(3)] == [200, 200, 429]
-    with serving(folder, Settings(requests_a_minute=2), proxies=["192.0.2.1"]) as client:
+    with serving(folder, Settings(requests_per_minute=2), proxies=["192.0.2.1"]) as client:
         assert [forwarded(client, f"10.0.0.{number}") for number in range(3)] == [200, 200, 429]
 
 
 @pytest.mark.parametrize("proxies", [["127.0.0.1"], ["192.0.2.1", "127.0.0.0/8"]])
 def test_forwarded_addresses_of_a_named_proxy_count(folder: Path, proxies: list[str]) -> None:
-    with serving(folder, Settings(requests_a_minute=1), proxies=proxies) as client:
+    with serving(folder, Settings(requests_per_minute=1), proxies=proxies) as client:
         assert [forwarded(client, f"10.0.0.{number}") for number in range(3)] == [200] * 3
         assert forwarded(client, "10.0.0.1") == 429
         both = "203.0.113.9, 10.0.0.1"  # the client wrote the first, the proxy the last

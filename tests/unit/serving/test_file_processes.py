@@ -25,7 +25,7 @@ from tests.unit.serving.test_files import document, same, send
 BEFORE = "import sys; sys.path[:] = sys.argv[1:]; import econmt_serve.file_worker as worker; "
 TEXT = FileTask("text/plain", ("en", "de"), 1000)
 STOPPING = {"error": "the server is stopping; ask again when it is back"}
-LIMITS = Settings(most_file_characters=100, read_seconds=PATIENCE)
+LIMITS = Settings(max_file_characters=100, read_seconds=PATIENCE)
 
 
 def read(content: bytes, task: FileTask = TEXT) -> list[tuple[str, bool]]:

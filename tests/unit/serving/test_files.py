@@ -253,7 +253,7 @@ def test_rules_for_words_hold_in_files_as_in_text(client: Client, model: Trained
 
 
 def test_files_have_a_limit_and_need_the_key(folder: Path) -> None:
-    with serving(folder, Settings(most_file_characters=3), Keys(["k"])) as client:
+    with serving(folder, Settings(max_file_characters=3), Keys(["k"])) as client:
         assert send(client, b"abc", "text/plain", key="k").status == 200
         file = "file", '; filename="a.txt"', b"abc"
         for key, status in ((b"no", 403), (b"k", 200)):

@@ -27,6 +27,7 @@ from econmt_serve.models import LoadedModels, Served, TranslationJob, by_pair
 from econmt_serve.server import Server, bind
 from econmt_serve.settings import Refused, Settings
 from tests.conftest import PATIENCE, fails_with
+from tests.unit.cli.test_runtime import two_targets
 from tests.unit.serving.conftest import MORE, Client, serving
 from tests.unit.training.tiny import Run
 
@@ -58,7 +59,7 @@ def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Pat
     recipe = mine / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("target: trg", "target: fr", 1))
     served = by_pair([folder, mine, better], Settings())
-    pairs = [(each.source, each.target, len(each.folders)) for each in served]
+    pairs = [(*each.pairs[0][1:], len(each.folders)) for each in served]
     assert pairs == [("src", "trg", 2), ("src", "fr", 1)]
     single = econmt.load([folder, better]).translate(["a b c"])[0]
     (answer,) = served[0].loaded.translate([econmt.Request("a b c")], TranslationJob())
@@ -69,6 +70,51 @@ def test_models_of_a_pair_are_an_ensemble_among_others(folder: Path, better: Pat
     assert json.loads(told.body)["alternatives"] == 1, "of all pairs"
     with pytest.raises(InputError, match="no such model folder"):
         by_pair([mine / "nosuch"], Settings())
+
+
+@pytest.fixture(scope="module")
+def tagged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_targets(folder.parent, tmp_path_factory.mktemp("tagged"))
+
+
+def test_a_target_among_several_is_a_tag_before_each_sentence(tagged: Path) -> None:
+    lines = [f"<2{code}> {text}" for code in ("de", "fr") for text in ("a b!", "C")]
+    made = [each.text for each in econmt.load(tagged, precision="float32").translate(lines)]
+    assert len({*made}) == 4
+    german, french = " ".join(made[:2]), " ".join(made[2:])
+    with serving(tagged, Settings()) as client:
+
+        def ask(q: object, **languages: str) -> object:
+            return client.post("/translate", q=q, **languages).json["translatedText"]
+
+        listed = [(each["code"], each["targets"]) for each in client.get("/languages").json]
+        assert listed == [("fr", ["de"]), ("de", ["fr"])]
+        languages = client.get("/frontend/settings").json["language"]
+        assert [each["code"] for each in languages.values()] == ["auto", "fr"]
+        assert ask("a b! C\n3\n<2fr> C", target="de") == f"{german}\n3\n{made[3]}"
+        assert ask("a b! C", source="de", target="fr") == french
+        assert ask({"text": "C", "source_prefix": "<2fr>"}, target="de") == made[3]
+        file = client.ask("POST", "/translate_file?target=de", b"a b! C\n", {"Content-Type": "text/plain"})
+        assert file.content.decode() == f"{german}\n"
+        refusal = client.post("/translate", q="a b").json
+        assert refusal["error"] == "source auto and target none fit several pairs; name the target"
+        assert refusal["hint"] == "this server translates auto to fr, auto to de"
+        assert client.post("/translate", q="a b", source="fr", target="fr").status == 400
+    with pytest.raises(InputError, match="for one target language; send them with requests"):
+        by_pair([tagged], Settings(avoid=("A",)))
+
+
+def test_a_source_prefix_is_read_and_does_not_count_as_a_word(tagged: Path) -> None:
+    model = econmt.load(tagged, precision="float32")
+    requests = [econmt.Request(text, source_prefix="<2de>") for text in ("a b c", "A B", "3", "")]
+    found, capitals, *copies = model.translate(requests, restore_case=True, glossary=Glossary({"b": "D E"}))
+    plain, small = model.translate(["<2de> a b c", "<2de> A b"], glossary=Glossary({"b": "D E"}))
+    assert (found.text, found.score, found.source_tokens) == (plain.text, plain.score, plain.source_tokens)
+    words = [(word - 1, made) for word, made in plain.hypotheses[0].alignment if word]
+    assert found.hypotheses[0].alignment == words != []
+    assert capitals.text == small.text.upper()
+    assert len({each.log_probability for each in model.score([requests[0], "<2de> a b c"], ["A"] * 2)}) == 1
+    assert [each.text for each in copies] == ["3", ""]
 
 
 def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path) -> None:
@@ -204,10 +250,11 @@ def test_a_sentence_too_long_to_be_translated_whole_is_refused(mine: Path) -> No
     recipe = mine / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("max_input_length: 1000", "max_input_length: 4", 1))
     served = Served([mine], Settings())
-    assert served.loaded.tokens("a b c", "line 1") == 4
+    assert served.loaded.tokens(econmt.Request("a b c"), "line 1") == 4
     with pytest.raises(Refused, match="line 2: a sentence of 6 tokens; at most 4 are translated whole"):
-        served.loaded.tokens("a b c d", "line 2")
-    assert served.loaded.tokens("1 2 3 4 5 6", "line 3") > 4, "a line without words is copied whole"
+        served.loaded.tokens(econmt.Request("a b c", source_prefix="d"), "line 2")
+    numbers = econmt.Request("1 2 3 4 5 6")
+    assert served.loaded.tokens(numbers, "line 3") > 4, "a line without words is copied whole"
 
 
 def test_a_server_takes_better_parameters_up_while_it_answers(folder: Path, better: Path, mine: Path) -> None:

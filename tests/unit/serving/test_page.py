@@ -7,14 +7,18 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import econmt
 from econmt.api import TrainedModel
 from econmt.estimate.report.page import page as memory_page
 from econmt_serve.files import WORD
+from econmt_serve.settings import Settings
+from tests.unit.cli.test_runtime import two_targets
 from tests.unit.memory.samples import make_profile, make_report
-from tests.unit.serving.conftest import Client
+from tests.unit.serving.conftest import Client, serving
 from tests.unit.serving.test_files import document
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -65,7 +69,7 @@ def test_translates_as_one_types(page: sync_api.Page, model: TrainedModel) -> No
         expect(translation_of(page)).to_have_text(re.compile(model.translate([text])[0].text))
     expect(page.locator("#figures")).to_be_hidden()
     page.get_by_text("Details", exact=True).click()
-    figures = re.compile(r"Confidence \d+ %.* ms at the server.*received.*model")
+    figures = re.compile(r"Confidence \d+ %.* ms at the server.*received")
     expect(page.locator("#figures")).to_contain_text(figures)
     page.get_by_role("textbox", name="src").fill("")
     expect(translation_of(page)).to_have_text("")
@@ -313,6 +317,22 @@ def test_text_is_never_read_as_html(page: sync_api.Page) -> None:
     page.get_by_role("textbox", name="src").fill("<b>a</b> <img src=x onerror=alert(1)>")
     expect(page.locator("#attention thead th").first).to_contain_text("<unk>b<unk>a")
     expect(page.locator("main img, main b")).to_have_count(0)
+
+
+def test_a_language_is_chosen_where_tags_do(browser: sync_api.Browser, folder: Path, tmp_path: Path) -> None:
+    model = econmt.load(two_targets(folder.parent, tmp_path), precision="float32")
+    with serving(tmp_path / "model", Settings()) as client, browser.new_page() as opened:
+        opened.goto(f"http://127.0.0.1:{client.port}/")
+        menu, target = opened.get_by_role("combobox", name="Languages"), translation_of(opened)
+        expect(menu.get_by_role("option")).to_have_text(
+            [f"Any language to {each}" for each in ("French", "German")]
+        )
+        opened.locator("#source").fill("a b! C")
+        for code, name in (("fr", "French"), ("de", "German")):
+            menu.select_option(f"Any language to {name}")
+            texts = model.translate([f"<2{code}> a b!", f"<2{code}> C"])
+            expect(target).to_have_text(" ".join(each.text for each in texts))
+            expect(target).to_have_attribute("lang", code)
 
 
 @pytest.mark.parametrize("width", [400, 1280])

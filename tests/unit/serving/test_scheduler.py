@@ -81,7 +81,7 @@ def with_table(**settings: Any) -> Callable[[Test], Callable[[], None]]:
 
     def decorate(test: Test) -> Callable[[], None]:
         async def main() -> None:
-            scheduler = Scheduler(Settings(**{"wait_seconds": 0.0, **settings}), Metrics())
+            scheduler = Scheduler(Settings(**{"wait_ms": 0.0, **settings}), Metrics())
             table = Table(Fake(), scheduler, asyncio.create_task(scheduler.run()))
             try:
                 await test(table)
@@ -141,7 +141,7 @@ async def test_a_long_text_does_not_stop_others(table: Table) -> None:
     await asyncio.gather(*(job.answer for job in long))
 
 
-@with_table(wait_seconds=PATIENCE)
+@with_table(wait_ms=1000.0 * PATIENCE)
 async def test_nothing_is_waited_for_when_there_is_a_batch(table: Table) -> None:
     table.fake.go.set()
     table.scheduler.submit([table.job(text, number=100_000) for text in "abcd"])
@@ -150,7 +150,7 @@ async def test_nothing_is_waited_for_when_there_is_a_batch(table: Table) -> None
     assert not table.scheduler._waiting
 
 
-@with_table(wait_seconds=0.5)
+@with_table(wait_ms=500.0)
 async def test_sentences_that_come_within_the_wait_go_together(table: Table) -> None:
     table.fake.go.set()
     first, second = table.job("a"), table.job("b")
@@ -172,7 +172,7 @@ async def test_one_bad_sentence_stops_no_other(table: Table) -> None:
         await bad.answer
 
 
-@with_table(most_waiting=3)
+@with_table(max_waiting=3)
 async def test_more_than_may_wait_are_refused_whole(table: Table) -> None:
     await table.busy()
     table.scheduler.submit([table.job("a"), table.job("b")])
@@ -186,7 +186,7 @@ async def test_more_than_may_wait_are_refused_whole(table: Table) -> None:
     assert sorted(text for batch in table.fake.batches for text in batch) == ["a", "b", "f", "first"]
 
 
-@with_table(most_waiting=3)
+@with_table(max_waiting=3)
 async def test_what_clients_gave_up_takes_no_place_from_others(table: Table) -> None:
     await table.busy()
     gone = [table.job(text) for text in "abc"]

@@ -288,16 +288,8 @@ WRONG = [
     ({"q": "a", "target_prefix": "D" * 501}, 413, "q and its constraints have 502 characters"),
     ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and its constraints have 505 characters"),
     ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
-    (
-        {"q": "a", "target_prefix": "D " * 200},
-        413,
-        "q: constraints and target_prefix have 400 tokens, a tran",
-    ),
-    (
-        {"q": "a", "constraints": ["ß"]},
-        400,
-        "q: the constraint 'ß' has characters or words that the target vocabulary lacks",
-    ),
+    ({"q": "a", "target_prefix": "D " * 200}, 413, "q: constraints and target_prefix have 400 tokens, a tra"),
+    ({"q": "a", "constraints": ["ß"]}, 400, "q: the constraint 'ß' has characters or words that the"),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
     ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without the markup around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is not allowed in text"),
@@ -305,11 +297,7 @@ WRONG = [
     ({"q": "a", "target": LONG}, 400, "xxx"),
     ({"q": "a", LONG: 1}, 400, "the request: xxx"),
     ({"q": "a", "format": LONG}, 400, "the request: format: must be one of text, html, found the text 'xxx"),
-    (
-        {"q": "a", "alternatives": LONG},
-        400,
-        "the request: alternatives: expected a whole number, found the text 'xx",
-    ),
+    ({"q": "a", "alternatives": LONG}, 400, "the request: alternatives: expected a whole number, found the"),
     ({"q": "a", "alternatives": 10**4000}, 400, "the request: alternatives: "),
     ({"q": "a", "glossary": {LONG: 1}}, 400, "the request: glossary.xxx"),
     ({"q": "a", "source": "\u202e" * 20_000}, 400, "\\u202e"),
@@ -415,7 +403,7 @@ def test_json_with_two_meanings_or_none_is_refused(client: Client, body: bytes, 
 
 
 def test_phrases_in_errors_are_cut(folder: Path) -> None:
-    with serving(folder, Settings(most_characters=100_000)) as client:
+    with serving(folder, Settings(max_characters=100_000)) as client:
         for fields in (
             {"constraints": ["ß" * 90_000]},
             {"glossary": {"ß" * 90_000: " "}},
