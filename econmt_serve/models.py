@@ -48,7 +48,7 @@ class LoadedModels:
         self._translators: dict[tuple[int, bool], Translator] = {}
         self._settings = settings
         self._has_lists = bool(settings.avoid) or settings.glossary is not None
-        if self._has_lists and model.recipe.pairs.targets:
+        if self._has_lists and model.vocabularies.target_tags:
             raise InputError(
                 "--glossary and --avoid-list are for one target language; send them with requests"
             )
@@ -130,7 +130,7 @@ class Served:
         self.loaded = self._load_folders()
         self._checkpoints = list(map(_checkpoint, self._saved))
         data = self.loaded.model.recipe.pairs
-        self.tags = tags = data.targets
+        self.tags = tags = self.loaded.model.vocabularies.target_tags
         pairs = [(source, target) for target in tags for source in (AUTO, *tags) if source != target]
         self.pairs = [LanguagePair(self, *pair) for pair in pairs or [(data.source, data.target)]]
         self.splits = settings.split_sentences

@@ -59,13 +59,10 @@ class _SubwordFiles(Section):
     def _files_fit_languages(self) -> _SubwordFiles:
         values = dict(self)
         joint = values["joint"]
-        for key in (
-            "models",
-            "lists",
-            "vocabularies",
-            *(["files"] if joint else []),
-        ):  # else one may serve both
-            files = values.get(key)
+        for key in ("models", "lists", "vocabularies", "files"):
+            files = (
+                values.get(key) if key != "files" or joint else None
+            )  # the codes of one may serve both languages
             if files and len(files) != (1 if joint else 2):
                 raise ValueError(
                     f"{key} has {len(files)} files and joint is {str(joint).lower()}; give one file with joint: true, "
@@ -391,12 +388,6 @@ class Data(Section):
                     "one weight for each"
                 )
         return self
-
-    @property
-    def targets(self) -> dict[str, str]:
-        """Tags, as ``<2de>``, by the target language that each chooses for a source; empty if there are not several."""
-        tags = {tag[2:-1]: tag for tag in self.tags if re.fullmatch("<2[A-Za-z].*", tag)}
-        return tags if len(tags) > 1 else {}
 
     def tag(self, number: int) -> str:
         """Returns the tag of a prefix of ``train``, given by its index; empty if it has none."""

@@ -105,9 +105,8 @@ def export_runtime(
     config = _config(loaded.model, loaded.recipe, [path.name for path in files], parts.sizes)
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
     if web:
-        data = loaded.recipe.pairs
-        several = {"targets": list(data.targets)} if data.targets else {}
-        config |= {"inputs": inputs, "languages": [data.source, data.target], **several}
+        config |= {"inputs": inputs, "languages": [loaded.recipe.pairs.source, loaded.recipe.pairs.target]}
+        config |= {"targets": list(tags)} if (tags := loaded.vocabularies.target_tags) else {}
     with (_new_file if one_file else new_folder)(folder, destination) as temporary:
         arrays = temporary / "arrays.safetensors"
         write_tensors(arrays, tensors, {"format": FORMAT})

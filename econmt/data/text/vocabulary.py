@@ -9,6 +9,7 @@ million words do not teach a model to write unseen characters byte by byte.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
@@ -206,6 +207,13 @@ class Vocabularies(NamedTuple):
     def sides(self) -> tuple[Vocabulary, Vocabulary]:
         """Source and target vocabulary."""
         return self.source, self.target
+
+    @property
+    def target_tags(self) -> dict[str, str]:
+        """Source tokens such as ``<2de>`` by the target language that each chooses; empty if there are not several."""
+        words = (token.removeprefix(WORD_START) for token in self.source.tokens(range(self.source.size)))
+        tags = {word[2:-1]: word for word in words if re.fullmatch("<2[a-z]{2,3}([-_][A-Za-z0-9]+)*>", word)}
+        return tags if len(tags) > 1 else {}
 
     def source_tokens(self, ids: Sequence[int]) -> list[str]:
         """Returns the tokens of a source, given by its ids, joint ids or not."""
