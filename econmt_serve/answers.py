@@ -94,11 +94,11 @@ def check_details(translations: Iterable[Translation]) -> None:
 
 def languages(pairs: Sequence[LanguagePair]) -> list[dict[str, Any]]:
     """Lists the languages as LibreTranslate does: sources with their targets, then targets that are no source."""
-    targets: dict[str, list[str]] = {}
+    targets: dict[str, dict[str, None]] = {}
     for each in pairs:
-        targets.setdefault(each.source, []).append(each.target)
-        targets.setdefault(each.target, [])
-    return [{**language(code), "targets": others} for code, others in targets.items() if code != AUTO]
+        targets.setdefault(each.source, {})[each.target] = None
+        targets.setdefault(each.target, {})
+    return [{**language(code), "targets": list(others)} for code, others in targets.items() if code != AUTO]
 
 
 def language(code: str) -> dict[str, str]:

@@ -211,11 +211,12 @@ class Service:
 
     def _pair(self, source: str, target: str) -> LanguagePair:
         """Returns the pair of two languages; "auto" and "" fit any source and target."""
-        fits = [
-            each for each in self._pairs if source in ("", AUTO, each.source) and target in ("", each.target)
-        ]
-        if len({(each.served, each.target) for each in fits}) == 1:
-            return fits[0]  # of any source, where there is one
+        source = source or AUTO
+        pairs = [each for each in self._pairs if target in ("", each.target)]
+        fits = [each for each in pairs if source in (AUTO, each.source)]
+        exact = [each for each in fits if each.source == source] or fits
+        if len({each[1:] for each in exact}) == 1:
+            return exact[0]
         named = [each for each in self._pairs if each.source == AUTO or not each.served.tags]
         hint = f"this server translates {', '.join(f'{each.source} to {each.target}' for each in named)}"
         known = {AUTO, "", *(code for each in self._pairs for code in (each.source, each.target))}
@@ -317,8 +318,7 @@ class Service:
         await self._read(request, queries.DetectBody)
         sources = sorted({each.source for each in self._pairs} - {AUTO})
         if len(sources) > 1:
-            problem = f"this server does not tell {', '.join(sources)} apart"
-            raise Refused(501, f"{problem}; give the source language")
+            raise Refused(501, f"give the source; this server does not tell {', '.join(sources)} apart")
         note = f"not detected: {sources[0]} is the only source language of this server"
         return answers.JsonResponse([{"language": sources[0], "confidence": 0.0, "note": note}])
 

@@ -49,9 +49,7 @@ class LoadedModels:
         self._settings = settings
         self._has_lists = bool(settings.avoid) or settings.glossary is not None
         if self._has_lists and model.vocabularies.target_tags:
-            raise InputError(
-                "--glossary and --avoid-list are for one target language; send them with requests"
-            )
+            raise InputError("--glossary and --avoid-list are for one language pair; send them in requests")
         if self._has_lists:
             self._translator(1, attention=False)  # refuses lists that cannot be satisfied
 
@@ -131,7 +129,9 @@ class Served:
         self._checkpoints = list(map(_checkpoint, self._saved))
         data = self.loaded.model.recipe.pairs
         self.tags = tags = self.loaded.model.vocabularies.target_tags
-        pairs = [(source, target) for target in tags for source in (AUTO, *tags) if source != target]
+        named = (data.source,) if data.source[2:3] in ("", "-", "_") else ()  # else a mere suffix of files
+        sources = dict.fromkeys((AUTO, *tags, *named))
+        pairs = [(source, target) for target in tags for source in sources if source != target]
         self.pairs = [LanguagePair(self, *pair) for pair in pairs or [(data.source, data.target)]]
         self.splits = settings.split_sentences
 
@@ -190,9 +190,10 @@ class LanguagePair(NamedTuple):
 
     def tagged(self, line: Request) -> Request:
         """Returns a sentence with the tag of the target language, unless it begins with a tag of its own."""
-        if line.source_prefix or line.text.startswith(tuple(self.served.tags.values())):
-            return line
-        return line._replace(source_prefix=self.served.tags.get(self.target, ""))
+        tags = self.served.tags
+        if tags and not (line.start + line.text).startswith(tuple(tags.values())):
+            return line._replace(source_prefix=f"{tags[self.target]} {line.source_prefix}".strip())
+        return line
 
 
 def _checkpoint(saved: SavedModel) -> str:

@@ -237,8 +237,7 @@ def check_size(body: TranslateBody, most: int) -> None:
     texts = _characters([body.q]) - 1
     characters = texts + _characters([*body.constraints, *body.phrases, body.target_prefix]) - 1
     if characters > most:
-        what = "q has" if texts > most else "q and its constraints have"
-        count = texts if texts > most else characters
+        what, count = ("q has", texts) if texts > most else ("q and its constraints have", characters)
         raise Refused(413, f"{what} {count:,} characters, this server takes {most:,} at a time; send parts")
 
 

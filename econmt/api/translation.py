@@ -253,7 +253,7 @@ class TrainedModel:
             for number, request in enumerate(side):
                 check_request(request, f"{name}[{number}]")
         scorer = self.scorer(batch_size, ensemble_mode, warnings.warn)
-        texts = [f"{each.source_prefix} ".lstrip() + each.text for each in requests]
+        texts = [each.start + each.text for each in requests]
         encoded = self.vocabularies.target.encode_many(list(targets))
         return scorer.score_ids(texts, encoded, factors=[each.factors for each in requests])
 

@@ -59,10 +59,8 @@ class _SubwordFiles(Section):
     def _files_fit_languages(self) -> _SubwordFiles:
         values = dict(self)
         joint = values["joint"]
-        for key in ("models", "lists", "vocabularies", "files"):
-            files = (
-                values.get(key) if key != "files" or joint else None
-            )  # the codes of one may serve both languages
+        for key in ("models", "lists", *(["files"] if joint else []), "vocabularies"):  # codes may serve both
+            files = values.get(key)
             if files and len(files) != (1 if joint else 2):
                 raise ValueError(
                     f"{key} has {len(files)} files and joint is {str(joint).lower()}; give one file with joint: true, "

@@ -43,6 +43,11 @@ class Request(NamedTuple):
     source_prefix: str = ""
 
     @property
+    def start(self) -> str:
+        """Source prefix and a space, which the model reads before the text; "" if either is blank."""
+        return f"{self.source_prefix} ".lstrip() if self.text.strip() else ""
+
+    @property
     def is_plain(self) -> bool:
         """True if the request has no constraints and no glossary."""
         return self.glossary is None and not self.constrains
@@ -150,6 +155,5 @@ def check_request(request: Request, where: str) -> None:
 def _check_text(text: str, where: str) -> None:
     if not isinstance(text, str):
         raise InputError(f"{where}: expected text, found {type(text).__name__}")
-    match = _UNREADABLE.search(text)
-    if match:
+    if match := _UNREADABLE.search(text):
         raise InputError(f"{where}: the character U+{ord(match[0]):04X} is not allowed in text; remove it")

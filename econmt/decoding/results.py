@@ -28,9 +28,8 @@ def hard_alignment(
         return []
     most = attention[: len(target), : len(source)].argmax(dim=1).tolist()
     source_words, target_words = _words(source, vocabularies.source), _words(target, vocabularies.target)
-    return sorted(
-        {(source_words[seen], target_words[at]) for at, seen in enumerate(most)}, key=lambda p: p[::-1]
-    )
+    pairs = {(source_words[seen], target_words[at]) for at, seen in enumerate(most)}
+    return sorted(pairs, key=lambda pair: pair[::-1])
 
 
 def _words(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:
@@ -94,26 +93,26 @@ def translation_of(
     hypotheses: Sequence[Hypothesis],
     written: Iterator[str],
     vocabularies: Vocabularies,
+    start: str,
     *,
     replace_unk: bool,
-    first_word: int = 0,
 ) -> Translation:
     """Makes the translation of a line's ``text`` and ids; ``written`` yields the hypotheses' texts in turn.
 
-    With ``replace_unk`` the source text that an unknown token attends to most takes its place. Alignments count the
-    source words from ``first_word`` on.
+    With ``replace_unk`` the source text that an unknown token attends to most takes its place. No word is
+    aligned to the ``start`` of the text, which is the source prefix, or copied from it.
     """
     source_tokens = vocabularies.source_tokens(source)
+    first = min(len(vocabularies.source.encode(start)), len(source))
     entries = []
     for hypothesis, made in zip(hypotheses, written, strict=False):
-        attention = hypothesis.attention
         ids, tokens = hypothesis.ids, vocabularies.target.tokens(hypothesis.ids)
         alignment: list[tuple[int, int]] = []
-        if attention is not None:
-            pairs = hard_alignment(attention, source_tokens, tokens, vocabularies)
-            alignment = [(word - first_word, made_word) for word, made_word in pairs if word >= first_word]
+        if hypothesis.attention is not None:
+            of_text = hypothesis.attention[:, first:]
+            alignment = hard_alignment(of_text, source_tokens[first:], tokens, vocabularies)
             if replace_unk and UNK in ids:
-                tokens = copied(attention, ids, tokens, text, vocabularies)
+                tokens = copied(of_text, ids, tokens, text.removeprefix(start), vocabularies)
                 made = vocabularies.target.joined(tokens)
         entries.append(NBestEntry(one_line(made), tokens, *hypothesis, alignment))
     best = entries[0]

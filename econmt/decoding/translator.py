@@ -235,7 +235,7 @@ class Translator:
         }
         if copies and self.vocabularies.factors:  # those of copied lines must fit, too
             copied = [requests[index] for index in copies]
-            texts, factors = [each.text for each in copied], [each.factors for each in copied]
+            texts, factors = [each.start + each.text for each in copied], [each.factors for each in copied]
             name_of = partial(self._name_of, where, [numbered[index] for index in copies])
             encode_sources(self.vocabularies, texts, factors, name_of)
         done(len(copies))
@@ -263,12 +263,12 @@ class Translator:
     ) -> list[Translation]:
         spoken, written_in = self.languages
         in_capitals = [self.options.restore_case and is_in_capitals(each.text, spoken) for each in given]
-        starts = [f"{each.source_prefix} ".lstrip() if each.text.strip() else "" for each in given]
         requests, texts = list[Request](), list[str]()
-        for request, start, capital in zip(given, starts, in_capitals, strict=True):
+        for request, capital in zip(given, in_capitals, strict=True):
             small = with_small_prefix(request, written_in) if capital else request
-            requests.append(small._replace(text=start + request.text))
-            texts.append(start + (without_capitals(request.text, spoken) if capital else request.text))
+            text = without_capitals(request.text, spoken) if capital else request.text
+            requests.append(small._replace(text=request.start + request.text))
+            texts.append(request.start + text)
         with_terms = [self._with_terms(*each) for each in zip(requests, texts, strict=True)]
         attempts = self._attempts(requests, with_terms, numbered, where)
         factors = [request.factors for request in requests]
@@ -291,9 +291,8 @@ class Translator:
         written = iter(self.vocabularies.target.decode_many(found))
         results = [EMPTY] * len(requests)
         for index, hypotheses in answers.items():
-            line = texts[index], sources[index], hypotheses, written, self.vocabularies
-            first = len(starts[index].split())
-            translation = translation_of(*line, replace_unk=self.options.replace_unk, first_word=first)
+            line = texts[index], sources[index], hypotheses, written, self.vocabularies, given[index].start
+            translation = translation_of(*line, replace_unk=self.options.replace_unk)
             if in_capitals[index]:
                 translation = in_capital_letters(translation, written_in)
             results[index] = translation
@@ -309,7 +308,6 @@ class Translator:
         """Returns the ids of lines, cut or left out past ``max_input_length``; warns of lines that are too long."""
         most, tell = self.options.max_input_length, self.warn or (lambda _: None)
         characters, longer = most * _CHARACTERS_A_TOKEN, 0
-
         name_of = partial(self._name_of, where, numbers)
         sources = encode_sources(self.vocabularies, lines, factors, name_of, characters, self.warn)
         for index, ids in enumerate(sources):
@@ -346,7 +344,8 @@ class Translator:
         """Returns the source of a request with its terms; ``text`` is its text, perhaps in other case."""
         if self._glossary is None and request.glossary is None:
             return SourceTerms(text)
-        terms, most = self.constraint_compiler.terms(request), self.options.max_input_length
+        most, before = self.options.max_input_length, len(normalized(request.source_prefix))
+        terms = [each for each in self.constraint_compiler.terms(request) if each.start >= before]
         if not terms or len(normalized(text)) != len(normalized(request.text)):
             return SourceTerms(text, terms)
         vocabulary = self.vocabularies.source

@@ -5,6 +5,8 @@ const DOUBTS = {
   short: "The translation of this sentence is much shorter than the sentence; parts may be missing.",
 };
 
+const TAG = /^\u2581?<2[-\w]+>$/; // of a target language, which is no part of the sentence
+
 export class TargetView {
   // `pointed` gets a sentence and the number of a word.
   constructor(element, pointed) {
@@ -19,7 +21,8 @@ export class TargetView {
   // Why a translation may be incomplete, or an empty text.
   doubt(sentence) {
     if (sentence.cut ?? sentence.nbest[0]?.cut) return DOUBTS.cut;
-    return 3 * sentence.tokens.length < sentence.source_tokens.length ? DOUBTS.short : "";
+    const read = sentence.source_tokens.filter((token) => !TAG.test(token));
+    return 3 * sentence.tokens.length < read.length ? DOUBTS.short : "";
   }
 
   text(rows) {

@@ -1178,7 +1178,7 @@ class Translator {
   constructor(model) {
     this.model = model;
     // The tags by which a sentence of a model of several target languages says its own.
-    this.tags = new Map((model.config.targets ?? []).map((code) => [code, model.source.encode(`<2${code}>`)[0]]));
+    this.tags = new Map((model.config.targets ?? []).map((code) => [code, model.source.encode(`<2${code}>`)]));
     const lexicon = model.arrays.lexicon;
     if (lexicon) this.lexicon = { ...lexicon, width: lexicon.shape[1] };
     this.turn = performance.now();
@@ -1224,9 +1224,9 @@ class Translator {
     text = normalized(text);
     const written = [];
     const ids = this.model.source.encode(text, written);
-    if (tag !== undefined && ![...this.tags.values()].includes(ids[0])) {
-      ids.unshift(tag);
-      written.unshift("");
+    if (tag && ![...this.tags.values()].some((own) => own.every((id, at) => id === ids[at]))) {
+      ids.unshift(...tag);
+      written.unshift(...tag.map(() => ""));
     }
     const cut = ids.length > cap || text.length < normalized(line).length;
     return { ids: ids.slice(0, cap), cut, terms: terms.length ? this.placed(text, written, terms, cap) : null };

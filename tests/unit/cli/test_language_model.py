@@ -63,13 +63,8 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     assert math.exp(nats) == pytest.approx(float(total.out), rel=1e-4)
     words = sum(part["words"] for part in parts)
     sums = {"logprob": -nats * words, "neglogprob": nats * words}
-    figures = {
-        "lines": 8,
-        "words": words,
-        "tokens": words,
-        "nats": nats * words,
-        "perplexity": math.exp(nats),
-    }
+    counts = {"lines": 8, "words": words, "tokens": words}
+    figures = {**counts, "nats": nats * words, "perplexity": math.exp(nats)}
     for kind, wanted in (*sums.items(), ("json", figures)):
         found = json.loads(call(f"score --total --score-type {kind} -m", model, text=text).out)
         assert found == pytest.approx(wanted, rel=1e-4)

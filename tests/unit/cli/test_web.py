@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 import econmt_runtime
 from econmt.data.text.glossary import Glossary
@@ -179,10 +180,16 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
 
 @in_browser
 @pytest.mark.slow
+@pytest.mark.parametrize("mark", ["", "\u2581"])
 def test_a_model_of_two_target_languages_translates_to_the_chosen_one(
-    text: Path, tmp_path: Path, page: sync_api.Page
+    text: Path, tmp_path: Path, page: sync_api.Page, mark: str
 ) -> None:
-    folder, terms = two_targets(text, tmp_path), {"b": "d e", "h": "a a"}
+    like, terms = two_targets(text, tmp_path), {"b": "d e", "h": "a a"}
+    subwords = ModelProto.FromString((like / "subwords.model").read_bytes())
+    for piece in subwords.pieces[4:6]:
+        piece.piece = piece.piece.replace("\u2581", mark)
+    (like / "subwords.model").write_bytes(subwords.SerializeToString())
+    folder = random_model(like, tmp_path / "own", "lstm, softrelu")
     model, lines = exact(folder), ["a b.", "C d。", "e", "<2fr> h", "3"]
 
     def translated(code: str, terms: dict[str, str]) -> list[Translation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -166,11 +167,9 @@ def test_phrases_that_overlap_and_tables_of_the_automaton() -> None:
 def test_the_best_of_the_risky_tokens_is_offered_whichever_phrase_it_begins() -> None:
     control = ConstrainedContinuations([constraints()], JOINS, SearchOptions(beam_size=2))
     log_probs = torch.randn(3, 6, generator=torch.Generator().manual_seed(2))
+    numbers = partial(torch.tensor, dtype=torch.int64)
     moves = [
-        (
-            Moves({}, torch.tensor([], dtype=torch.int64), torch.tensor(risky, dtype=torch.int64), False),
-            torch.tensor(rows),
-        )
+        (Moves({}, numbers([]), numbers(risky), False), numbers(rows))
         for risky, rows in (([1, 4], [0, 2]), ([5, 1], [2, 0]), ([], [1]), ([0], [2]))
     ]
     left = log_probs.clone()

@@ -45,38 +45,22 @@ def test_lists_of_several_sentences_are_as_long_as_the_longest() -> None:
     """The last hypothesis of a sentence stands for those that it lacks; a sentence without any is empty."""
     passage = read("<p>One.</p> <p>Two.</p> <p>Three.</p>")
     lists = [["a", "b"], [], ["c", "d e", "f"]]
+
+    def entry(at: int, rank: int, text: str) -> NBestEntry:
+        return NBestEntry(text, text.split(), [at], -1.0 - rank, -2.0 - rank, None, text == "f")
+
     translations = [
-        Translation(
-            "",
-            0.0,
-            0.0,
-            [],
-            None,
-            [
-                NBestEntry(text, text.split(), [at], -1.0 - rank, -2.0 - rank, None, text == "f")
-                for rank, text in enumerate(texts)
-            ],
-            [f"s{at}"],
-        )
+        EMPTY._replace(hypotheses=[entry(at, *each) for each in enumerate(texts)], source_tokens=[f"s{at}"])
         for at, texts in enumerate(lists)
     ]
     joined = passage.joined(translations)
-    assert [each.text for each in joined.hypotheses] == [
-        f"<p>{first}</p> <p></p> <p>{last}</p>" for first, last in (("a", "c"), ("b", "d e"), ("b", "f"))
+    assert [(each.text, *each[1:5], each.cut) for each in joined.hypotheses] == [
+        ("<p>a</p> <p></p> <p>c</p>", ["a", "c"], [0, 2], -2.0, -4.0, False),
+        ("<p>b</p> <p></p> <p>d e</p>", ["b", "d", "e"], [0, 2], -4.0, -6.0, False),
+        ("<p>b</p> <p></p> <p>f</p>", ["b", "f"], [0, 2], -5.0, -7.0, True),
     ]
-    assert [each.tokens for each in joined.hypotheses] == [["a", "c"], ["b", "d", "e"], ["b", "f"]]
-    assert [each.ids for each in joined.hypotheses] == [[0, 2]] * 3
-    assert [(each.score, each.log_probability) for each in joined.hypotheses] == [
-        (-2.0, -4.0),
-        (-4.0, -6.0),
-        (-5.0, -7.0),
-    ]
-    assert [each.cut for each in joined.hypotheses] == [False, False, True]
-    assert (joined.text, joined.score, joined.source_tokens) == (
-        joined.hypotheses[0].text,
-        -2.0,
-        ["s0", "s1", "s2"],
-    )
+    assert (joined.text, joined.score) == (joined.hypotheses[0].text, -2.0)
+    assert joined.source_tokens == ["s0", "s1", "s2"]
     for rank in range(4):
         assert passage.written(translations, rank) == joined.hypotheses[min(rank, 2)].text
     assert passage.joined([EMPTY] * 3) == EMPTY._replace(text="<p></p> <p></p> <p></p>")

@@ -234,12 +234,6 @@ def test_json_of_a_line_with_attention_and_without() -> None:
     assert found["attention"] == [[0.25, 0.75], [0.33333, 0.66667]]
     assert found["nbest"][0]["attention"] == found["attention"]
     assert found["nbest"][1]["attention"] == []
-    assert json.loads(format_translation(EMPTY, "attention")) == {
-        "translation": "",
-        "score": 0.0,
-        "log_probability": 0.0,
-        "tokens": [],
-        "source_tokens": [],
-        "nbest": [],
-        "attention": [],
-    }
+    lists = {name: [] for name in ("tokens", "source_tokens", "nbest", "attention")}
+    found = json.loads(format_translation(EMPTY, "attention"))
+    assert found == {"translation": "", "score": 0.0, "log_probability": 0.0, **lists}

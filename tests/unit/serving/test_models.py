@@ -11,17 +11,23 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 
 import pytest
+import torch
 
 import econmt
 from econmt.api import TrainedModel, saved_model
 from econmt.api.requests import Glossary, constraint_tokens
 from econmt.checkpoint.tensor_files import read_tensors, write_tensors
+from econmt.data.text.vocabulary import UNK
+from econmt.decoding.results import hard_alignment, translation_of
+from econmt.decoding.search.beam import Hypothesis
 from econmt.decoding.translation import Translation
 from econmt.errors import InputError
 from econmt_serve.access import Keys
+from econmt_serve.answers import languages
 from econmt_serve.app import Service
 from econmt_serve.models import LoadedModels, Served, TranslationJob, by_pair
 from econmt_serve.server import Server, bind
@@ -93,28 +99,51 @@ def test_a_target_among_several_is_a_tag_before_each_sentence(tagged: Path) -> N
         assert [each["code"] for each in languages.values()] == ["auto", "fr"]
         assert ask("a b! C\n3\n<2fr> C", target="de") == f"{german}\n3\n{made[3]}"
         assert ask("a b! C", source="de", target="fr") == french
-        assert ask({"text": "C", "source_prefix": "<2fr>"}, target="de") == made[3]
+        for prefix, target in ("<2fr>", "de"), (" ", "fr"):
+            assert ask({"text": "C", "source_prefix": prefix}, target=target) == made[3]
         file = client.ask("POST", "/translate_file?target=de", b"a b! C\n", {"Content-Type": "text/plain"})
         assert file.content.decode() == f"{german}\n"
         refusal = client.post("/translate", q="a b").json
         assert refusal["error"] == "source auto and target none fit several pairs; name the target"
         assert refusal["hint"] == "this server translates auto to fr, auto to de"
         assert client.post("/translate", q="a b", source="fr", target="fr").status == 400
-    with pytest.raises(InputError, match="for one target language; send them with requests"):
+    with pytest.raises(InputError, match="for one language pair; send them in requests"):
         by_pair([tagged], Settings(avoid=("A",)))
+
+
+def test_a_model_of_several_targets_beside_one_of_a_pair(tagged: Path, mine: Path, tmp_path: Path) -> None:
+    several = Path(shutil.copytree(tagged, tmp_path / "several"))
+    for recipe in (each / "recipe.yaml" for each in (several, mine)):
+        recipe.write_text(recipe.read_text().replace("source: src", "source: en", 1))
+    recipe.write_text(recipe.read_text().replace("target: trg", "target: fr", 1))
+    for first, folders in ("mine", [mine, several]), ("several", [several, mine]):
+        service = Service(by_pair(folders, Settings()), Settings(), Keys())
+        asked = ("en", "fr"), ("auto", "fr"), ("en", "de"), ("de", "")
+        pairs = [(each.served.folders[0].name, *each[1:]) for each in starmap(service._pair, asked)]
+        rest = [("several", *each) for each in (("auto", "fr"), ("en", "de"), ("de", "fr"))]
+        assert pairs == [(first, "en", "fr"), *rest]
+        listed = sorted((each["code"], sorted(each["targets"])) for each in languages(service._pairs))
+        assert listed == [("de", ["fr"]), ("en", ["de", "fr"]), ("fr", ["de"])]
 
 
 def test_a_source_prefix_is_read_and_does_not_count_as_a_word(tagged: Path) -> None:
     model = econmt.load(tagged, precision="float32")
     requests = [econmt.Request(text, source_prefix="<2de>") for text in ("a b c", "A B", "3", "")]
-    found, capitals, *copies = model.translate(requests, restore_case=True, glossary=Glossary({"b": "D E"}))
+    terms = Glossary({"b": "D E", "<": "C"})
+    found, capitals, *copies = model.translate(requests, restore_case=True, glossary=terms)
     plain, small = model.translate(["<2de> a b c", "<2de> A b"], glossary=Glossary({"b": "D E"}))
     assert (found.text, found.score, found.source_tokens) == (plain.text, plain.score, plain.source_tokens)
-    words = [(word - 1, made) for word, made in plain.hypotheses[0].alignment if word]
+    assert plain.attention is not None
+    seen = plain.attention[:, 1:], plain.source_tokens[1:]
+    words = hard_alignment(*seen, plain.tokens, model.vocabularies)
     assert found.hypotheses[0].alignment == words != []
     assert capitals.text == small.text.upper()
     assert len({each.log_probability for each in model.score([requests[0], "<2de> a b c"], ["A"] * 2)}) == 1
     assert [each.text for each in copies] == ["3", ""]
+    attention = torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.0, 1.0]])
+    unknown = Hypothesis([UNK], 0.0, 0.0, attention, cut=False)
+    line = "<2de> a", model.vocabularies.source.encode("<2de> a"), [unknown], iter("?"), model.vocabularies
+    assert translation_of(*line, "<2de> ", replace_unk=True).text == "a"
 
 
 def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path) -> None:
@@ -292,10 +321,8 @@ def test_a_lost_device_ends_the_server_with_an_answer(folder: Path, monkeypatch:
         answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
         with pytest.raises(RuntimeError, match="CUDA error"):
             running.result(PATIENCE)
-    assert (answer.status, answer.json) == (
-        503,
-        {"error": "the server is stopping; ask again when it is back"},
-    )
+    assert answer.json == {"error": "the server is stopping; ask again when it is back"}
+    assert answer.status == 503
 
 
 def test_a_signal_that_comes_before_the_server_waits_for_one_ends_it(folder: Path) -> None:

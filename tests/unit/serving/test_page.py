@@ -333,6 +333,11 @@ def test_a_language_is_chosen_where_tags_do(browser: sync_api.Browser, folder: P
             texts = model.translate([f"<2{code}> a b!", f"<2{code}> C"])
             expect(target).to_have_text(" ".join(each.text for each in texts))
             expect(target).to_have_attribute("lang", code)
+        doubt = (
+            "(own) => import('./target.js').then((it) => it.TargetView.prototype.doubt({...own, nbest: []}))"
+        )
+        tokens = {"tokens": ["a"], "source_tokens": ["\u2581<2fr>", "\u2581a", "b", "c"]}
+        assert opened.evaluate(doubt, tokens) == "", "the tag is no part of the sentence"
 
 
 @pytest.mark.parametrize("width", [400, 1280])

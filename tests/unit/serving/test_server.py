@@ -331,13 +331,8 @@ def requests_of(*entries: object, **wishes: Any) -> list[Request]:
 
 def test_what_an_entry_wishes_is_added_to_what_the_request_wishes() -> None:
     """Lists of both count, a prefix and terms of the entry come before those of the request."""
-    entry = {
-        "text": "A B c",
-        "avoid": ["X"],
-        "constraints": ["K"],
-        "target_prefix": "P",
-        "glossary": {"b": "X"},
-    }
+    wishes = {"constraints": ["K"], "target_prefix": "P", "glossary": {"b": "X"}}
+    entry = {"text": "A B c", "avoid": ["X"], **wishes}
     found = requests_of(entry, {"text": "b"}, "c", avoid=["Y", "Z"])
     avoiding = [(each.text, [*each.avoid], [*each.constraints]) for each in found]
     assert avoiding == [("A B c", ["X", "Y", "Z"], ["K"]), ("b", ["Y", "Z"], []), ("c", ["Y", "Z"], [])]
