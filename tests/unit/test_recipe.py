@@ -42,16 +42,6 @@ def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
     return str(caught.value).replace(str(folder) + "/", "").splitlines()
 
 
-def test_defaults_and_values(tmp_path: Path) -> None:
-    recipe = recipes.load_recipe(write(tmp_path, MINIMAL))
-    assert recipe.data.target == "no"
-    assert recipe.training.max_updates == 10
-    assert recipe.model.encoder.size == 512
-    assert isinstance(recipe.data.subwords, recipes.SentencePieceSubwords)
-    assert recipe.data.subwords.type == "bpe"
-    assert recipe.output == "runs/small"
-
-
 def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:
     overrides = """training.batch.size=2 training.batch.size=32 training.max_updates=null training.max_epochs=3
     training.optimizer.learning_rate=3e-4 'data.train=[a/one, b/two]' 'model.attention={type: dot}' name=with=sign"""

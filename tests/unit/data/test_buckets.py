@@ -99,10 +99,10 @@ def test_pairs_of_a_derived_bucket_stand_in_the_order_of_their_lengths() -> None
     ordered = [(1, 1), (1, 1), (2, 1), (3, 1), (3, 2), (2, 2), (1, 2)]
     assert [pairs[index] for index in found.order.tolist()] == ordered
     assert found.alike.tolist() == [2, 1, 1, 1, 1, 1]
-    # A grid of 260 x 260 lengths, each once, from the longest to the shortest.
 
 
 def test_more_pairs_of_lengths_than_16_bits_count_are_told_apart() -> None:
+    # A grid of 260 x 260 lengths, each once, from the longest to the shortest.
     source, target = (side.ravel()[::-1].astype(np.int32) for side in np.mgrid[:260, :260])
     one = np.array([[260, 260]])
     found = assign_buckets(source, target, Derived(1, PairFlops(1, 1, 0)), shapes=one)

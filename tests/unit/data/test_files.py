@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
 from econmt.data.files import sync_folder, whole_file, whole_folder, write_atomically, writing
@@ -179,22 +176,6 @@ def test_a_file_is_written_with_its_folder(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a" / "b" / "file", b"content")
     assert (tmp_path / "a/b/file").read_bytes() == b"content"
     assert len(list(tmp_path.rglob("*"))) == 3
-
-
-ids = st.lists(st.integers(0, 70_000), max_size=6)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(ids, ids), max_size=8), st.booleans())
-def test_round_trip(pairs: list[tuple[list[int], list[int]]], wide: bool) -> None:
-    if not wide:
-        pairs = [([i % 1000 for i in source], [i % 1000 for i in target]) for source, target in pairs]
-    with tempfile.TemporaryDirectory() as folder:
-        store = write_store(Path(folder), pairs, 70_001 if wide else 1000)
-        assert len(store) == len(pairs)
-        assert store.source_lengths.tolist() == [len(source) for source, _ in pairs]
-        assert store.target_lengths.tolist() == [len(target) for _, target in pairs]
-        assert [tuple(side.tolist() for side in store.pair(i)) for i in range(len(pairs))] == pairs
 
 
 def test_gather_pads_with_zeros_and_files_take_two_bytes_a_token(tmp_path: Path) -> None:

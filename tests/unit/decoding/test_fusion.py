@@ -44,17 +44,6 @@ def of_language_model(ids: tuple[int, ...], fusion: ShallowFusion = FUSION) -> l
     return log_probs[torch.arange(len(ids) + 1), torch.tensor([*ids, EOS])].tolist()
 
 
-@pytest.mark.parametrize("repeats", [1.0, 1.6])
-def test_a_wide_beam_finds_the_best_of_all_translations(repeats: float) -> None:
-    options = {"attention": False, "beam_size": 200, "nbest_size": 5, "repetition_penalty": repeats}
-    found = toy.search(MODEL, fusion=FUSION, lm_weight=WEIGHT, **options)
-    toy.assert_best(
-        found, MODEL, added=lambda ids: [WEIGHT * each for each in of_language_model(ids)], **options
-    )
-    without = toy.search(MODEL, **options)
-    assert [each[0].ids for each in without] != [each[0].ids for each in found]
-
-
 @pytest.mark.parametrize("cell", ["lstm", "qrnn2"])
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_every_step_is_as_the_definition_has_it(cell: str, beam_size: int) -> None:

@@ -173,7 +173,6 @@ def assert_best(
     limit: int = LIMIT,
     *,
     allowed: Callable[[int, tuple[int, ...]], bool] = lambda *_: True,
-    added: Callable[[tuple[int, ...]], Sequence[float]] = lambda _: (),
     **options: Any,
 ) -> None:
     """Checks that hypotheses of sentences 0, 1, ... are the best of all that are allowed, with their scores."""
@@ -181,8 +180,7 @@ def assert_best(
         scored = [
             (*figures, ids)
             for ids in everything(limit)
-            if allowed(sentence, ids)
-            and (figures := judged(model, sentence, ids, added(ids), **options)) is not None
+            if allowed(sentence, ids) and (figures := judged(model, sentence, ids, **options)) is not None
         ]
         best = sorted(scored, reverse=True)[: options.get("nbest_size", 1)]
         assert [tuple(each.ids) for each in hypotheses] == [ids for *_, ids in best], sentence

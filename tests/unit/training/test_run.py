@@ -184,6 +184,10 @@ def test_overwriting_with_what_cannot_be_used_keeps_the_old_run(make_run: MakeRu
     for key, message in (
         ("data.train=[nowhere]", "nowhere"),
         ("training.param_dtype=bfloat16", "param_dtype: bfloat16 cannot be combined with .* float32"),
+        (
+            "training.memory_budget=25KiB",
+            r"^training\.memory_budget 25 KiB: one sentence of the worst bucket",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             go(make_run(key, "training.precision=auto"), overwrite_output=True)
