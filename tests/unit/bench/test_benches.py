@@ -52,7 +52,7 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
     assert regrets == {"recompute": 0.0, "reference": pytest.approx(1.0)}
 
 
-def test_training_steps() -> None:
+def test_training_steps_have_their_figures() -> None:
     recipe = load_recipe("quickstart", [*SMALL, "ops.decoder=reference"])
     row = training.row_of("quickstart", recipe, "float32", 5, CPU, 0.0)
     assert (row["bench"], row["batch"], row["length"], row["samples"]) == ("training", 3, 5, training.LEAST)
@@ -90,7 +90,7 @@ def test_other_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_circumstances() -> None:
+def test_circumstances_are_those_of_this_machine() -> None:
     found = circumstances(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
@@ -111,7 +111,7 @@ def test_a_table_has_the_columns_that_there_are() -> None:
     assert list(map(str, found.columns[1].cells)) == ["64", "16"]
 
 
-def test_a_picture(tmp_path: Path) -> None:
+def test_a_picture_is_drawn_of_the_rows(tmp_path: Path) -> None:
     rows: list[Row] = [{"a": "x", "b": "", "ms": 1.5}, {"a": "y", "b": 2, "ms": 3.0}, {"a": "failed"}]
     draw(rows, tmp_path / "bars.png", label=("a", "b"), value="ms", title="bars")
     assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG"

@@ -255,11 +255,11 @@ def test_training_is_the_command_lines(
             econmt.train(recipe, wrong)
 
 
-def test_the_names_of_the_interface() -> None:
+def test_the_interface_has_these_names() -> None:
     assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]
 
 
-def test_what_a_model_says_it_is(word_model: Path, model: econmt.TrainedModel) -> None:
+def test_a_model_says_what_it_is(word_model: Path, model: econmt.TrainedModel) -> None:
     count = sum(parameter.numel() for parameter in model.models[0].parameters())
     text = repr(econmt.load([word_model, word_model], device="cpu", precision="float32"))
     assert text.startswith("<TrainedModel reverse, reverse: src to trg, 1 x lstm 8 and 1 x lstm 8, ")
@@ -281,7 +281,7 @@ def test_scores_are_those_of_the_command_line(
         model.generate("a")
 
 
-def test_drawing_by_the_names_of_the_command_line(model: econmt.TrainedModel) -> None:
+def test_drawing_has_the_names_of_the_command_line(model: econmt.TrainedModel) -> None:
     assert model.search_options({"sample": True}).sample == 0
     assert model.search_options({"sample": False}).sample is None
 

@@ -89,7 +89,7 @@ def test_a_quiet_run_prints_its_results_only(call: Call, text: Path, tmp_path: P
     assert made.folder.log.exists()
 
 
-def test_the_key_that_was_meant() -> None:
+def test_the_key_that_was_meant_is_found() -> None:
     expected = {
         "training.batch_size": ["training.batch.size"],
         "batch_size": ["training.batch.size", "decoding.batch_size"],
@@ -105,7 +105,7 @@ def test_the_key_that_was_meant() -> None:
     assert {wrong: meant_keys(wrong.split("."), KEYS) for wrong in expected} == expected
 
 
-def test_an_option_that_is_a_recipe_key(call: Call) -> None:
+def test_an_option_that_is_a_recipe_key_leads_to_it(call: Call) -> None:
     for words, said in {
         "train --batch-size": "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
         "train --lr": "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",

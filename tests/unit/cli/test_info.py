@@ -203,7 +203,7 @@ def test_the_mean_of_the_last_checkpoints(call: Call, word_model: Path, tmp_path
         np.testing.assert_array_equal(values, expected)
 
 
-def test_the_whole_description(call: Call, copy: Path) -> None:
+def test_the_description_on_a_terminal_is_whole(call: Call, copy: Path) -> None:
     contents = json.loads(call("info", copy, "--json").out)
     sizes = {"parameters": 12_345, "training_state": 2_000_000, "prepared": 0, "total": 2_500_000}
     versions = {"format": "econmt-1", "econmt": "1.2", "torch": "2.13"}

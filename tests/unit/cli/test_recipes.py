@@ -184,7 +184,7 @@ def test_a_group_is_made_of_its_options() -> None:
             run(f"-n 1 {name} {most + 1}")
 
 
-def test_bounds_and_choices() -> None:
+def test_values_beyond_bounds_and_unknown_choices_are_refused() -> None:
     for line, message in (
         ("-n 10", "Invalid value for '--count'"),
         ("-n 1 --kind c", "'c' is not one of 'a', 'b'"),

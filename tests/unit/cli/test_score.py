@@ -253,7 +253,7 @@ def test_figures_and_signatures_are_sacrebleus(call: Call, files: dict[str, Path
     assert [line.split("|")[0] for line in found.lines] == ["BLEU", "chrF2", "TER"]
 
 
-def test_standard_input_options_and_several_references(call: Call, files: dict[str, Path]) -> None:
+def test_standard_input_options_and_several_references_are_taken(call: Call, files: dict[str, Path]) -> None:
     options = "--metrics chrf,bleu --tokenize none --lowercase"
     text = files["base"].read_text()
     found = call(f"evaluate {options}", "-r", files["ref"], "-r", files["better"], text=text)
@@ -294,7 +294,7 @@ def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: 
         assert "bs:200|seed:12345" in table["signature"]
 
 
-def test_what_is_significant() -> None:
+def test_what_is_significant_is_marked() -> None:
     rows = [("a", 30.0, 30.12, 1.25, None, None), ("bc", 31.0, 31.1, 1.0, 0.0499, True)]
     rows += [("d", 29.0, 29.0, 1.0, 0.05, False), ("e", 30.0, 30.0, 1.0, 1.0, None)]
     table = Significance("BLEU", "nrefs:1", [Comparison(*row) for row in rows])

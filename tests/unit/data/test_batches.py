@@ -210,7 +210,7 @@ def test_many_derived_shapes_hold_all_pairs_in_full_batches(tmp_path: Path, batc
         assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
 
 
-def test_the_worst_batch_and_another_batch_size(store: TokenStore, tmp_path: Path) -> None:
+def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Path) -> None:
     def volume(batch: Batch) -> int:
         return batch.source.numel() * batch.target_output.shape[1]
 
@@ -222,6 +222,9 @@ def test_the_worst_batch_and_another_batch_size(store: TokenStore, tmp_path: Pat
         stream = iterator(pairs, size)
         assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))
         assert stream.state_dict()["position"] == 0
+
+
+def test_another_batch_size_goes_on_at_the_same_share(store: TokenStore) -> None:
     stream = iterator(store)
     for _ in range(stream.batches_per_epoch + stream.batches_per_epoch // 2):
         next(stream)

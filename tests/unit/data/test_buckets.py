@@ -60,11 +60,14 @@ def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, b
             assert [-(-(source + 1) // width) * width, -(-(target + 1) // width) * width] == shape
 
 
-def test_pages_are_given_back_and_the_table_counts_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_given_back_after_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK", 2)
     calls: list[int] = []
     assign_buckets(*arrays([(1, 1)] * 5), 4, release=lambda: calls.append(1))
     assert len(calls) == 6
+
+
+def test_table_counts_real_and_padded_positions() -> None:
     table = bucket_table(count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)])), 4)
     assert [tuple(row) for row in table] == [
         (4, 4, 12, 3, (4 + 4) + (3 + 2) + (10 + 3), 8 + 8 + 16),

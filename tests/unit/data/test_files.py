@@ -178,7 +178,7 @@ def test_a_file_is_written_with_its_folder(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*"))) == 3
 
 
-def test_gather_pads_with_zeros_and_files_take_two_bytes_a_token(tmp_path: Path) -> None:
+def test_gather_pads_with_zeros(tmp_path: Path) -> None:
     store = write_store(tmp_path, [([5, 6, 7], [8]), ([], [9, 4]), ([3], [])], 100)
     source, source_lengths, target, target_lengths = store.gather(np.array([2, 0, 1]))
     assert source.tolist() == [[3, 0, 0], [5, 6, 7], [0, 0, 0]]
@@ -186,6 +186,9 @@ def test_gather_pads_with_zeros_and_files_take_two_bytes_a_token(tmp_path: Path)
     assert source_lengths.tolist() == [1, 3, 0]
     assert target_lengths.tolist() == [0, 1, 2]
     assert source.dtype == np.int64
+
+
+def test_files_take_two_bytes_a_token(tmp_path: Path) -> None:
     write_store(tmp_path, [([1] * 10, [2] * 7)] * 3, 1 << 16)
     assert (tmp_path / "train.tokens").stat().st_size == 3 * 17 * 2
     assert (tmp_path / "train.index").stat().st_size == 3 * 16

@@ -323,10 +323,16 @@ class TestFailureInTheMiddle:
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_the_folder_the_quantiles_and_the_reasons_of_a_store(make_recipe: MakeRecipe) -> None:
+def test_the_store_lies_with_the_model_or_where_the_recipe_says(make_recipe: MakeRecipe) -> None:
     assert store_folder(make_recipe()) == Path("model/prepared")
     assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")
+
+
+def test_quantiles_are_lengths_that_occur() -> None:
     assert length_quantiles(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 20])) == [1, 4, 6, 8, 20, 20, 20]
+
+
+def test_pairs_that_are_left_out_are_counted_with_the_reason() -> None:
     recipe = load_recipe("quickstart", ["data.max_length=60"])
     counts = {"lines": 12_000, "too_long": 1_500, "empty": 2}
     prepared = cast(PreparedData, SimpleNamespace(statistics={"train": counts}))
