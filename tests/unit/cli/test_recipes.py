@@ -202,16 +202,6 @@ def test_values_beyond_bounds_and_unknown_choices_are_refused() -> None:
         assert message in refused.value.format_message()
 
 
-def test_help_is_that_of_the_recipe() -> None:
-    def help_of(declared: Any) -> str:
-        return str(declared.metadata["typer"].help)
-
-    assert help_of(recipe_option("decoding.batch_size")) == "Number of sentences translated together."
-    assert help_of(recipe_option("decoding.length_penalty_beta")) == "Beta in --length-penalty-alpha."
-    assert "at the first finished one" in help_of(recipe_option("decoding.beam_search_stop"))
-    assert help_of(recipe_option("decoding.batch_size", help="Lines.")) == "Lines."
-
-
 def test_every_key_of_the_search_is_an_option_of_translate() -> None:
     groups = (SearchKeys, HypothesisKeys, DrawingKeys, LineKeys)
     keys, *others = (set(group.__metadata__[0].names) for group in groups)  # type: ignore[attr-defined]

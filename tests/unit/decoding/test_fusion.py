@@ -33,10 +33,7 @@ def fusion_of(cell: str = "lstm") -> ShallowFusion:
     return ShallowFusion(model, WEIGHT, torch.float32)
 
 
-FUSION = fusion_of()
-
-
-def of_language_model(ids: tuple[int, ...], fusion: ShallowFusion = FUSION) -> list[float]:
+def of_language_model(ids: tuple[int, ...], fusion: ShallowFusion) -> list[float]:
     """Returns the log-probabilities of the tokens and EOS, read as a line at the beginning of a text."""
     inputs = torch.tensor([[EOS, *ids]])
     with torch.no_grad():

@@ -16,9 +16,6 @@ from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK
 from econmt.decoding.search.beam import SearchOptions, highest, length_penalty, output_limits
 from tests.unit.decoding.toy import LIMIT, ToyModel, assert_best, judged, search
 
-EVERY_BEAM = 3**LIMIT * 2
-
-
 PENALTIES = [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 5.0), (2.0, 1.0)]
 WIDE: list[dict[str, Any]] = [
     *({"length_penalty_alpha": alpha, "length_penalty_beta": beta} for alpha, beta in PENALTIES),
@@ -33,7 +30,7 @@ WIDE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("end_bias", [-1.0, 1.0])
 def test_a_wide_beam_finds_the_best_translations(options: dict[str, Any], end_bias: float) -> None:
     model = ToyModel(end_bias=end_bias)
-    options = {"beam_size": EVERY_BEAM, "nbest_size": 7, **options}
+    options = {"beam_size": 3**LIMIT * 2, "nbest_size": 7, **options}
     assert_best(search(model, **options), model, **options)
 
 
