@@ -293,17 +293,23 @@ def test_memory_budget_is_kept_as_it_was_written(size: str) -> None:
     assert recipes.parse_recipe(recipes.recipe_text(recipe), "again") == recipe
 
 
-def test_the_largest_ranks_and_some_of_very_many_errors(tmp_path: Path) -> None:
+def test_the_largest_rank_is_the_last_that_saves() -> None:
     for rows, columns in itertools.product(range(1, 9), range(1, 9)):
         best = largest_rank(rows, columns)
         assert best == 0 or best * (rows + columns) < rows * columns
         assert (best + 1) * (rows + columns) >= rows * columns
     assert largest_rank(1024, 256) == 204
+
+
+def test_ranks_up_to_the_largest_are_taken(tmp_path: Path) -> None:
     loaded = recipes.load_recipe(
         write(tmp_path, MINIMAL),
         ["model.encoder.rank=204", "model.encoder.bidirectional=none", "model.encoder.size=256"],
     )
     assert (loaded.model.encoder.rank, loaded.model.decoder.rank) == (204, None)
+
+
+def test_of_very_many_errors_some_are_told(tmp_path: Path) -> None:
     path = tmp_path / "many.yaml"
     path.write_text("".join(f"unknown{number}: 1\n" for number in range(5_000)))
     with pytest.raises(InputError) as caught:
