@@ -157,7 +157,6 @@ OVERRIDES = [
     ("training.optimizer.betas=[0.9, 0.9, 0.9]", "at most 2 items"),
     ("model.encoder.residual=!!bool maybe", "'maybe' is not a valid bool"),
     ("training.label_smoothing=!!float ''", "'' is not a valid float"),
-    ("training.seed=!!int 1.5", "'1.5' is not a valid int"),
     ('name="\\U00110000"', "not valid YAML"),
     ('name="\\ud800"', "U+D800 is not allowed"),
     ('name="a\\eb"', "U+001B is not allowed"),

@@ -56,10 +56,7 @@ def test_every_step_is_as_the_definition_has_it(cell: str, beam_size: int) -> No
             lambda ids: [WEIGHT * each for each in of_language_model(ids, fusion)],
             **options,
         )
-        assert [tuple(each.ids) for each in hypotheses] == [ids for _, _, ids, _ in expected]
-        scores, reals = ([each[part] for each in expected] for part in (0, 1))
-        assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-5)
-        assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
+        toy.assert_figures(hypotheses, expected)
     settings = SearchOptions(attention=False, lm_weight=WEIGHT, sample=1, repetition_penalty=1.6)
     drawn = sample(MODEL, *toy.sources(*SENTENCES), torch.tensor(limits), settings, [1, 2, 3], fusion)
     if beam_size == 1:
