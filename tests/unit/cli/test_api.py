@@ -189,10 +189,12 @@ def test_the_widest_model_of_an_ensemble_decides_on_threads(
     assert found == [(None, 512), ("set", 1)]
 
 
-def test_long_lines_warn_and_other_threads_do_not_matter(model: econmt.TrainedModel) -> None:
+def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:
     with pytest.warns(UserWarning, match="input:2: 120 source tokens"):
         model.translate(["a", "b " * 120])
 
+
+def test_a_translator_that_another_thread_replaces_meanwhile_does_no_harm(model: econmt.TrainedModel) -> None:
     class Meanwhile(Glossary):
         __hash__ = None  # type: ignore[assignment]
 

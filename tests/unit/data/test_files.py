@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import re
 import shutil
@@ -192,23 +191,6 @@ def test_files_take_two_bytes_a_token(tmp_path: Path) -> None:
     write_store(tmp_path, [([1] * 10, [2] * 7)] * 3, 1 << 16)
     assert (tmp_path / "train.tokens").stat().st_size == 3 * 17 * 2
     assert (tmp_path / "train.index").stat().st_size == 3 * 16
-
-
-def test_written_in_pieces_it_is_the_same(tmp_path: Path) -> None:
-    pairs = [([i, i + 1][: i % 3], [i] * (i % 4)) for i in range(9)]
-    folders = tmp_path / "whole", tmp_path / "pieces"
-    for folder, cuts in zip(folders, ([0, 9], [0, 4, 4, 9]), strict=True):
-        folder.mkdir()
-        writer = TokenStoreWriter(folder, "train", 100)
-        writer.begin_file(Path("a"), None)
-        for first, end in itertools.pairwise(cuts):
-            part = pairs[first:end]
-            sides = ([pair[side] for pair in part] for side in (0, 1))
-            writer.add(*sides, list(range(first + 1, end + 1)))
-        writer.finish()
-        writer.close()
-    for name in ("train.tokens", "train.index", "train.lines"):
-        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 
 def test_location_names_file_and_line(tmp_path: Path) -> None:

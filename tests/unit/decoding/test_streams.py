@@ -166,11 +166,6 @@ def test_output_has_the_lines_until_the_end(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_output_into_no_folder_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere/out"), LineOutput(tmp_path / "nowhere" / "out") as write:
-        write(["text"])
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Path.open

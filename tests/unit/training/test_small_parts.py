@@ -183,7 +183,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("cuda:2", "torch sees 2 GPUs here")
 
 
-def test_what_is_put_back_and_peak_memory() -> None:
+def test_settings_of_determinism_and_threads_are_put_back() -> None:
     switches: Any = torch.utils.deterministic
 
     def settings() -> tuple[int, bool, bool, bool]:
@@ -204,6 +204,9 @@ def test_what_is_put_back_and_peak_memory() -> None:
     finally:
         torch.use_deterministic_algorithms(before[1], warn_only=before[2])
         switches.fill_uninitialized_memory = before[3]
+
+
+def test_peak_memory_counts_what_the_process_holds() -> None:
     before = peak_memory(CPU)
     held = torch.ones(1 << 25)  # 128 MiB, which no process held before its peak
     while peak_memory(CPU) == before:
