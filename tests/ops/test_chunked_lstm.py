@@ -143,9 +143,6 @@ def test_the_next_update_reads_the_weights_as_they_are_then() -> None:
     assert not torch.equal(*found)
 
 
-each_way = pytest.mark.parametrize("implementation", ["reference", "recompute"])
-
-
 class _Shapes(TorchDispatchMode):
     """The shapes of everything that is made."""
 
@@ -192,7 +189,7 @@ def test_compiled_equals_recompute(
         assert_close([alone], [expected], tolerance)
 
 
-@each_way
+@pytest.mark.parametrize("implementation", ["reference", "recompute"])
 @pytest.mark.parametrize("fed", [None, True], ids=["lstm", "fed"])
 def test_the_product_of_the_factors_is_never_made(implementation: str, fed: bool | None) -> None:
     sizes = Sizes(B=3, T=5, I=11, H=13, L=1)

@@ -207,10 +207,13 @@ def test_noise_depends_on_seed_parameter_step_and_position() -> None:
         assert 0.4 < float((first == other).float().mean()) < 0.6
 
 
-def test_hashes_are_those_of_integers_and_what_is_no_number_stays() -> None:
+def test_hashes_on_tensors_are_those_of_integers() -> None:
     numbers = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 123456789]
     bits = torch.tensor(numbers, dtype=torch.int64).to(torch.int32)
     assert [value & 0xFFFFFFFF for value in _hash_(bits).tolist()] == list(map(_hashed, numbers))
+
+
+def test_what_is_no_number_stays() -> None:
     of_gpus = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
     values = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 1e-40, 0.0])
     values[6] = of_gpus

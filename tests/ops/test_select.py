@@ -83,7 +83,7 @@ def resolved(
 VARIABLE = (torch.ones(1, requires_grad=True),)
 
 
-def test_by_name_and_what_the_machine_cannot_run() -> None:
+def test_an_implementation_is_taken_by_its_name() -> None:
     available = made(triton=LOOPS)
     assert resolved("triton", available) == "triton"
     assert resolved("triton", available, stash="cells") == "triton/cells"
@@ -94,6 +94,9 @@ def test_by_name_and_what_the_machine_cannot_run() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             resolved(name, available, stash=stash)
+
+
+def test_what_the_machine_cannot_run_is_not_taken() -> None:
     available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: bool(MODE.device)))
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"

@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2165,
     "ops": 23341,
     "scripts": 14866,
-    "tests": 55170,
+    "tests": 55168,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -42,16 +42,6 @@ def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
     return str(caught.value).replace(str(folder) + "/", "").splitlines()
 
 
-def test_defaults_and_values(tmp_path: Path) -> None:
-    recipe = recipes.load_recipe(write(tmp_path, MINIMAL))
-    assert recipe.data.target == "no"
-    assert recipe.training.max_updates == 10
-    assert recipe.model.encoder.size == 512
-    assert isinstance(recipe.data.subwords, recipes.SentencePieceSubwords)
-    assert recipe.data.subwords.type == "bpe"
-    assert recipe.output == "runs/small"
-
-
 def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:
     overrides = """training.batch.size=2 training.batch.size=32 training.max_updates=null training.max_epochs=3
     training.optimizer.learning_rate=3e-4 'data.train=[a/one, b/two]' 'model.attention={type: dot}' name=with=sign"""
@@ -290,17 +280,23 @@ def test_memory_budget_is_kept_as_it_was_written(size: str) -> None:
     assert recipes.parse_recipe(recipes.recipe_text(recipe), "again") == recipe
 
 
-def test_the_largest_ranks_and_some_of_very_many_errors(tmp_path: Path) -> None:
+def test_the_largest_rank_is_the_last_that_saves() -> None:
     for rows, columns in itertools.product(range(1, 9), range(1, 9)):
         best = largest_rank(rows, columns)
         assert best == 0 or best * (rows + columns) < rows * columns
         assert (best + 1) * (rows + columns) >= rows * columns
     assert largest_rank(1024, 256) == 204
+
+
+def test_ranks_up_to_the_largest_are_taken(tmp_path: Path) -> None:
     loaded = recipes.load_recipe(
         write(tmp_path, MINIMAL),
         ["model.encoder.rank=204", "model.encoder.bidirectional=none", "model.encoder.size=256"],
     )
     assert (loaded.model.encoder.rank, loaded.model.decoder.rank) == (204, None)
+
+
+def test_of_very_many_errors_some_are_told(tmp_path: Path) -> None:
     path = tmp_path / "many.yaml"
     path.write_text("".join(f"unknown{number}: 1\n" for number in range(5_000)))
     with pytest.raises(InputError) as caught:

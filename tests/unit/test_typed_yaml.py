@@ -77,10 +77,15 @@ def test_text_that_is_no_section(text: str, expected: str) -> None:
     assert str(caught.value).startswith(expected)
 
 
-def test_marks_of_files_paths_and_the_order_of_keys() -> None:
+def test_a_byte_order_mark_and_windows_lines_are_no_matter() -> None:
     assert load_section(Anything, "\ufeffvalue: 3\r\n", "file").value == 3
+
+
+def test_paths_are_written_as_people_write_them() -> None:
     assert dotted(("data", "train", 1, "x")) == "data.train[1].x"
 
+
+def test_walk_lists_every_key_in_order() -> None:
     class Outer(BaseModel):
         first: int = 1
         inner: Anything | None = None

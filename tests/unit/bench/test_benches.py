@@ -36,7 +36,7 @@ def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
     return {tuple(row[name] for name in names) for row in rows}
 
 
-def test_the_choice_for_a_recipe_and_training_steps(clock: Clock) -> None:
+def test_the_choice_for_a_recipe(clock: Clock) -> None:
     clock.rounds = [{"recompute/gates": 1.0, "reference": 0.8}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
     found = chosen_for(load_recipe("iwslt", SMALL))
     assert found.implementations == Implementations(
@@ -50,6 +50,9 @@ def test_the_choice_for_a_recipe_and_training_steps(clock: Clock) -> None:
         row["candidate"]: row["regret"] for row in rows if str(row["problem"]).startswith("linear_cross")
     }
     assert regrets == {"recompute": 0.0, "reference": pytest.approx(1.0)}
+
+
+def test_training_steps_have_their_figures() -> None:
     recipe = load_recipe("quickstart", [*SMALL, "ops.decoder=reference"])
     row = training.row_of("quickstart", recipe, "float32", 5, CPU, 0.0)
     assert (row["bench"], row["batch"], row["length"], row["samples"]) == ("training", 3, 5, training.LEAST)
@@ -87,19 +90,28 @@ def test_other_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_circumstances_figures_and_columns_and_a_picture(tmp_path: Path) -> None:
+def test_circumstances_are_those_of_this_machine() -> None:
     found = circumstances(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
     assert found["gpu"] == ""
     assert str(found["processor"])
     assert len(str(found["commit"])) in (0, 7)
+
+
+def test_figures_are_shown_shortly() -> None:
     values: list[str | int | float] = ["row", 12, 12_345, 0.012345, 12.345, 1234.5]
     assert [shown(value) for value in values] == ["row", "12", "12,345", "0.0123", "12.3", "1,234"]
+
+
+def test_a_table_has_the_columns_that_there_are() -> None:
     rows: list[Row] = [{"layout": "row", "rows": 64}, {"layout": "column", "rows": 16}]
     found = table(rows, ("layout", "rows", "failure"), "layouts")
     assert [column.header for column in found.columns] == ["layout", "rows"]
     assert list(map(str, found.columns[1].cells)) == ["64", "16"]
+
+
+def test_a_picture_is_drawn_of_the_rows(tmp_path: Path) -> None:
     rows: list[Row] = [{"a": "x", "b": "", "ms": 1.5}, {"a": "y", "b": 2, "ms": 3.0}, {"a": "failed"}]
     draw(rows, tmp_path / "bars.png", label=("a", "b"), value="ms", title="bars")
     assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG"

@@ -46,7 +46,7 @@ def test_importing_econmt_imports_no_torch() -> None:
         econmt.lod  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_translations_are_the_commands_and_translators_used_again(
+def test_translations_are_those_of_the_command_line(
     call: Call, model: econmt.TrainedModel, word_model: Path
 ) -> None:
     found = model.translate(LINES, beam_size=4, nbest_size=3)
@@ -68,6 +68,9 @@ def test_translations_are_the_commands_and_translators_used_again(
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
     assert model.translate([]) == []
     assert all(each.attention is None for each in model.translate(LINES, attention=False))
+
+
+def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model: Path) -> None:
     model = econmt.load(word_model, device="cpu")
     first = model.translator({"beam_size": 2})
     assert model.translator({"beam_size": 2}) is first
@@ -186,10 +189,12 @@ def test_the_widest_model_of_an_ensemble_decides_on_threads(
     assert found == [(None, 512), ("set", 1)]
 
 
-def test_long_lines_warn_and_other_threads_do_not_matter(model: econmt.TrainedModel) -> None:
+def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:
     with pytest.warns(UserWarning, match="input:2: 120 source tokens"):
         model.translate(["a", "b " * 120])
 
+
+def test_a_translator_that_another_thread_replaces_meanwhile_does_no_harm(model: econmt.TrainedModel) -> None:
     class Meanwhile(Glossary):
         __hash__ = None  # type: ignore[assignment]
 
@@ -252,15 +257,20 @@ def test_training_is_the_command_lines(
             econmt.train(recipe, wrong)
 
 
-def test_names_of_the_interface_and_the_model(word_model: Path, model: econmt.TrainedModel) -> None:
+def test_the_interface_has_these_names() -> None:
     assert dir(econmt) == ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]
+
+
+def test_a_model_says_what_it_is(word_model: Path, model: econmt.TrainedModel) -> None:
     count = sum(parameter.numel() for parameter in model.models[0].parameters())
     text = repr(econmt.load([word_model, word_model], device="cpu", precision="float32"))
     assert text.startswith("<TrainedModel reverse, reverse: src to trg, 1 x lstm 8 and 1 x lstm 8, ")
     assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
 
 
-def test_scores_are_those_of_the_command(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
+def test_scores_are_those_of_the_command_line(
+    call: Call, model: econmt.TrainedModel, word_model: Path
+) -> None:
     pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
     found = model.score(*zip(*pairs, strict=True), batch_size=2)
     ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))
@@ -271,13 +281,14 @@ def test_scores_are_those_of_the_command(call: Call, model: econmt.TrainedModel,
         model.score("a", "A")
     with pytest.raises(InputError, match="generate is for language models"):
         model.generate("a")
+
+
+def test_drawing_has_the_names_of_the_command_line(model: econmt.TrainedModel) -> None:
     assert model.search_options({"sample": True}).sample == 0
     assert model.search_options({"sample": False}).sample is None
 
 
-def test_options_without_effect_are_refused_and_evaluation_is_the_commands(
-    model: econmt.TrainedModel, call: Call, tmp_path: Path
-) -> None:
+def test_options_that_would_change_nothing_are_refused(model: econmt.TrainedModel) -> None:
     drawn, length_ratio = {"sample": True}, {"brevity_penalty_constant_length_ratio": 2.0}
     for options, name, needed in (
         ({"temperature": 0.5}, "temperature", "sample"),
@@ -293,6 +304,9 @@ def test_options_without_effect_are_refused_and_evaluation_is_the_commands(
     ):
         with pytest.raises(InputError, match=f"{name} has no effect without {needed}"):
             model.translate(["a"], **options)
+
+
+def test_evaluation_is_that_of_the_command_line(call: Call, tmp_path: Path) -> None:
     hypotheses, references = ["A B C D E", "F G H"], ["A B C D F", "F G H"]
     (tmp_path / "h").write_text("\n".join(hypotheses) + "\n")
     (tmp_path / "r").write_text("\n".join(references) + "\n")

@@ -81,9 +81,7 @@ def pairs(text: str) -> list[str]:
     return [f"{one} {other}" for one, other in pairwise(words)]
 
 
-def test_wrong_lines_of_json_are_named_and_lists_hold_for_every_line(
-    call: Call, word_model: Path, subword_model: Path, tmp_path: Path
-) -> None:
+def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, word_model: Path) -> None:
     good = ("translate", "-m", word_model, "--json-input")
     ended = call(*good, "--chunk-size", 1, text=objects({"text": "a"}, {"text": "b"}, '{"text": 1}'))
     failure(ended, "standard input:3: text: expected text, found 1")
@@ -91,6 +89,9 @@ def test_wrong_lines_of_json_are_named_and_lists_hold_for_every_line(
     failure(call(*good, text=objects({"text": "a", "constraints": ["ä"]})), "standard input:1", "'ä'")
     sampled = call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"}))
     failure(sampled, "standard input:1", "sample cannot be combined")
+
+
+def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
     (tmp_path / "avoid").write_text("A\nC D\n")
     (tmp_path / "terms").write_text("d\tF F\nb c\tH\n")
     lists = ("--avoid-list", tmp_path / "avoid", "--glossary", tmp_path / "terms")
@@ -281,12 +282,15 @@ def test_terms_that_are_there_anyway_change_nothing_in_any_mode(
         assert torch.equal(found.attention, expected.attention)
 
 
-def test_annotation_keeps_capitals_and_markup_and_serves_requests(model: econmt.TrainedModel) -> None:
+def test_a_line_in_capitals_and_markup_keep_their_form(model: econmt.TrainedModel) -> None:
     found = model.translate(["A B C"], glossary=TERMS, restore_case=True)[0].text
     assert counted(found)[0] >= 1
     marked = model.translate(["a <b>b</b> c"], glossary=TERMS, markup=True)[0].text
     assert marked.count("<b>") == marked.count("</b>") == 1
     assert "term" not in marked
+
+
+def test_the_server_annotates_the_terms_of_requests(model: econmt.TrainedModel) -> None:
     served = LoadedModels(model, Settings(glossary_mode="annotate"))
     request = econmt.Request("a b c", glossary=TERMS)
     answers = served.translate([request], TranslationJob(constrained=True))

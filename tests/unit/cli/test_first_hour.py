@@ -81,12 +81,15 @@ def test_quiet_leaves_results_and_warnings(call: Call, word_model: Path) -> None
     assert call("translate", "-m", word_model, text="a\n").err != ""
 
 
-def test_quiet_results_and_the_key_that_was_meant(call: Call, text: Path, tmp_path: Path) -> None:
+def test_a_quiet_run_prints_its_results_only(call: Call, text: Path, tmp_path: Path) -> None:
     made = Run(text, tmp_path / "run", ("training.max_updates=2",))
     ended = call("train", tmp_path / "run.yaml", "training.max_updates=2", "--quiet")
     assert (ended.code, ended.err) == (0, "")
     assert "validation BLEU" in ended.out
     assert made.folder.log.exists()
+
+
+def test_the_key_that_was_meant_is_found() -> None:
     expected = {
         "training.batch_size": ["training.batch.size"],
         "batch_size": ["training.batch.size", "decoding.batch_size"],
@@ -102,7 +105,7 @@ def test_quiet_results_and_the_key_that_was_meant(call: Call, text: Path, tmp_pa
     assert {wrong: meant_keys(wrong.split("."), KEYS) for wrong in expected} == expected
 
 
-def test_an_option_that_is_a_recipe_key_and_names_of_other_toolkits_lead_to_keys(call: Call) -> None:
+def test_an_option_that_is_a_recipe_key_leads_to_it(call: Call) -> None:
     for words, said in {
         "train --batch-size": "set without dashes: training.batch.size=VALUE or decoding.batch_size=VALUE; see",
         "train --lr": "set without dashes: training.optimizer.learning_rate=VALUE; see econmt train --help",
@@ -116,6 +119,9 @@ def test_an_option_that_is_a_recipe_key_and_names_of_other_toolkits_lead_to_keys
         ended = call(f"{words} 32 multi30k")
         refused(ended, said)
         assert ("without dashes" in said) == ("without dashes" in ended.err)
+
+
+def test_names_of_other_toolkits_lead_to_keys() -> None:
     assert set(FOREIGN.values()) <= set(KEYS)
     assert not {name for name in FOREIGN if name in Recipe.model_fields}
 

@@ -29,7 +29,7 @@ from tests.unit.cli.test_translate import failure
 from tests.unit.training.test_checkpoints import failing
 
 
-def test_everything_is_told_and_cells_are_named(call: Call, word_model: Path, tmp_path: Path) -> None:
+def test_everything_is_told(call: Call, word_model: Path) -> None:
     found = json.loads(call("info", word_model, "--json").out)
     tensors = load_file(word_model / "params.best.safetensors")
     assert found["name"] == "reverse"
@@ -47,20 +47,24 @@ def test_everything_is_told_and_cells_are_named(call: Call, word_model: Path, tm
     assert found["finished"] is True
     assert found["bytes"]["total"] > found["bytes"]["parameters"] > 4 * found["parameters"]["total"]
     assert found["bytes"]["training_state"] > 0
+
+
+def test_cells_are_named(call: Call, word_model: Path, tmp_path: Path) -> None:
     said = call("info", random_model(word_model, tmp_path / "model", "student")).out
     assert "3 x GRU 6, both directions: bottom" in said
     assert "2 x SSRU 7, no input feeding" in said
 
 
-def test_exports_and_unfinished_runs_are_told_apart(
-    call: Call, word_model: Path, tmp_path: Path, copy: Path
-) -> None:
+def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Path) -> None:
     lean = tmp_path / "lean"
     assert call("export", word_model, lean).lines == [str(lean)]
     found = json.loads(call("info", lean, "--json").out)
     assert (found["finished"], found["checkpoints"], found["bytes"]["training_state"]) == (None, [], 0)
     assert found["best"] == json.loads(call("info", word_model, "--json").out)["best"]
     assert f"export of checkpoint {found['best']}" in call("info", lean).out
+
+
+def test_an_unfinished_run_can_be_resumed(call: Call, copy: Path) -> None:
     results = json.loads((copy / "results.json").read_text())
     (copy / "results.json").write_text(json.dumps(results | {"update": 4}))
     assert json.loads(call("info", copy, "--json").out)["finished"] is False, "its former end was at 4"
@@ -102,7 +106,7 @@ def test_a_foreign_or_broken_folder_is_one_clear_line(
     assert ended.out == ""
 
 
-def test_bytes_count_each_file_once_and_rows_without_an_update_are_passed_over(tmp_path: Path) -> None:
+def test_bytes_on_disk_count_each_file_once(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "one").write_bytes(b"123")
     (tmp_path / "other").write_bytes(b"12345")
@@ -111,6 +115,9 @@ def test_bytes_count_each_file_once_and_rows_without_an_update_are_passed_over(t
     for names, size in (("", 0), ("folder", 0), ("gone one", 3), ("other linked", 5)):
         assert disk_bytes([tmp_path / name for name in names.split()]) == size
     assert disk_bytes(tmp_path.iterdir()) == 8
+
+
+def test_rows_of_metrics_without_an_update_are_passed_over(tmp_path: Path) -> None:
     for first in ("9" * 5000, "²", ""):
         (tmp_path / "metrics.tsv").write_text(f"update\tbleu\n{first}\t1.0\n7\t1.0\n", encoding="utf-8")
         assert folder._updates(tmp_path / "metrics.tsv") == {7}
@@ -183,9 +190,7 @@ def test_damaged_parameters_are_refused_by_every_command_that_reads_them(
     assert not (tmp_path / "made").exists()
 
 
-def test_the_mean_of_the_last_checkpoints_and_the_whole_description(
-    call: Call, word_model: Path, tmp_path: Path, copy: Path
-) -> None:
+def test_the_mean_of_the_last_checkpoints(call: Call, word_model: Path, tmp_path: Path) -> None:
     made = tmp_path / "average"
     ended = call("average", "-m", word_model, "-n", 2, "--strategy", "last", "-o", made)
     assert ended.lines == [str(made)]
@@ -196,6 +201,9 @@ def test_the_mean_of_the_last_checkpoints_and_the_whole_description(
     for name, values in found.items():
         expected = np.mean([part[name].astype(np.float64) for part in parts], axis=0).astype(np.float32)
         np.testing.assert_array_equal(values, expected)
+
+
+def test_the_description_on_a_terminal_is_whole(call: Call, copy: Path) -> None:
     contents = json.loads(call("info", copy, "--json").out)
     sizes = {"parameters": 12_345, "training_state": 2_000_000, "prepared": 0, "total": 2_500_000}
     versions = {"format": "econmt-1", "econmt": "1.2", "torch": "2.13"}

@@ -49,7 +49,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
 
 
-def test_prints_the_ledger_of_a_bucket_and_json_holds_everything(call: Call, recipe: Path) -> None:
+def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     ended = profiled(call, recipe, *BUCKET)
     assert max(map(len, ended.lines)) <= 80
     title = " ".join(" ".join(ended.lines[:2]).split())
@@ -61,6 +61,9 @@ def test_prints_the_ledger_of_a_bucket_and_json_holds_everything(call: Call, rec
     assert "data.max_length" not in ended.out
     words = f"profile {recipe} data.max_length=5 --estimate --json"
     assert read(call(*words.split()))["command"] == f"econmt {words}"
+
+
+def test_json_holds_everything(call: Call, recipe: Path) -> None:
     ended = profiled(call, recipe, "ops.decoder=recompute", *BUCKET, "--json")
     found = read(ended)
     assert found["shape"] == {"rows": 8, "source": 6, "target": 5}

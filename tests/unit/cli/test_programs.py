@@ -49,12 +49,15 @@ def test_a_saved_model_is_described_without_loading_it(copy: Path) -> None:
         _ = saved.size
 
 
-def test_languages_of_folders_and_tokens_of_constraints(tmp_path: Path, word_model: Path) -> None:
+def test_a_folder_without_a_recipe_has_no_languages(tmp_path: Path) -> None:
     saved = SavedModel(str(tmp_path))
     assert (saved.folder, saved.recipe, saved.languages) == (tmp_path, None, None)
     for load in (SavedModel, econmt_runtime.load):
         with pytest.raises((InputError, RuntimeInputError), match="name has a NUL character; remove it"):
             load("a\0b")
+
+
+def test_tokens_of_constraints_are_counted(word_model: Path) -> None:
     model = econmt.load(word_model)
     translator = model.translator({}, avoid=["H"])
     request = Request("a b", constraints=["A B"], target_prefix="C")
@@ -83,7 +86,7 @@ def test_terms_are_checked_and_lines_divided_by_a_given_function(word_model: Pat
         Translator(*parts, SearchOptions(split_sentences=True))
 
 
-def test_the_example_of_a_command_and_early_checks(word_model: Path, tmp_path: Path) -> None:
+def test_the_example_of_a_command_runs(word_model: Path) -> None:
     text = str(commands.__doc__)
     example = re.search(r"it::\n\n(.*?)\n\n``", text, re.DOTALL)
     code, _, last = textwrap.dedent(example[1]).rpartition("\n")
@@ -95,6 +98,9 @@ def test_the_example_of_a_command_and_early_checks(word_model: Path, tmp_path: P
     done = CliRunner().invoke(app, ["a b", "-m", str(word_model), "--device", "cpu"])
     assert done.exit_code == 0
     assert econmt.load(word_model).translate(["a b"])[0].text.upper() in done.output
+
+
+def test_training_is_checked_before_there_is_text(word_model: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "recipe.yaml", tmp_path / "none", tmp_path / "run")
     check_training(load_recipe(recipe))
     begins = f"training.initialize_from={tmp_path / 'gone'}"

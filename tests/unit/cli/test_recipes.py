@@ -47,13 +47,16 @@ NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "laws-en-fr", "groundhog"
 NAMES |= {"ptb", "wikitext2", "wikitext2-awd", "docs-ten"}
 
 
-def test_list_has_a_row_for_each_recipe_and_show_resolves_overrides(call: Call) -> None:
+def test_list_has_a_row_for_each_recipe(call: Call) -> None:
     done = call("recipes", "list")
     rows = done.out.splitlines()
     assert {row.split()[0] for row in rows if not row.startswith(" ")} == NAMES
     place = next(number for number, row in enumerate(rows) if row.startswith("multi30k"))
     assert rows[place].endswith("en-de multi30k/train")
     assert "image captions" in rows[place + 1]
+
+
+def test_show_resolves_overrides(call: Call) -> None:
     done = call("recipes", "show", "iwslt", "training.batch.size=256")
     recipe = parse_recipe(done.out, "shown")
     assert recipe == load_recipe("iwslt", ["training.batch.size=256"])
@@ -160,7 +163,7 @@ def run(line: str) -> Any:
     return said[0]
 
 
-def test_a_group_is_made_of_its_options_and_bounds_and_choices() -> None:
+def test_a_group_is_made_of_its_options() -> None:
     text, group, search, types, batch = run("-n 3")
     assert (text, group, search, types, batch) == ("words", Group(3), {}, ["x", "y"], None)
     assert type(group.kind) is str
@@ -179,6 +182,9 @@ def test_a_group_is_made_of_its_options_and_bounds_and_choices() -> None:
         run(f"-n 1 {name} {most}")
         with pytest.raises(USAGE):
             run(f"-n 1 {name} {most + 1}")
+
+
+def test_values_beyond_bounds_and_unknown_choices_are_refused() -> None:
     for line, message in (
         ("-n 10", "Invalid value for '--count'"),
         ("-n 1 --kind c", "'c' is not one of 'a', 'b'"),
@@ -196,14 +202,7 @@ def test_a_group_is_made_of_its_options_and_bounds_and_choices() -> None:
         assert message in refused.value.format_message()
 
 
-def test_help_is_that_of_the_recipe_and_every_key_of_the_search_is_an_option_of_translate() -> None:
-    def help_of(declared: Any) -> str:
-        return str(declared.metadata["typer"].help)
-
-    assert help_of(recipe_option("decoding.batch_size")) == "Number of sentences translated together."
-    assert help_of(recipe_option("decoding.length_penalty_beta")) == "Beta in --length-penalty-alpha."
-    assert "at the first finished one" in help_of(recipe_option("decoding.beam_search_stop"))
-    assert help_of(recipe_option("decoding.batch_size", help="Lines.")) == "Lines."
+def test_every_key_of_the_search_is_an_option_of_translate() -> None:
     groups = (SearchKeys, HypothesisKeys, DrawingKeys, LineKeys)
     keys, *others = (set(group.__metadata__[0].names) for group in groups)  # type: ignore[attr-defined]
     named = {field.name for kind in (Sampling, SearchedModels) for field in fields(kind)}

@@ -244,13 +244,16 @@ def sacrebleu(*arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_figures_are_sacrebleus_and_in_json_whole(call: Call, files: dict[str, Path]) -> None:
+def test_figures_and_signatures_are_sacrebleus(call: Call, files: dict[str, Path]) -> None:
     found = call("evaluate", "-r", files["ref"], "-i", files["base"], "-w", 4)
     expected = sacrebleu(
         files["ref"], "-i", files["base"], "-m", "bleu", "chrf", "ter", "-w", 4, "-f", "text", "-nc"
     )
     assert found.lines == [line.lstrip() for line in expected.splitlines()]
     assert [line.split("|")[0] for line in found.lines] == ["BLEU", "chrF2", "TER"]
+
+
+def test_standard_input_options_and_several_references_are_taken(call: Call, files: dict[str, Path]) -> None:
     options = "--metrics chrf,bleu --tokenize none --lowercase"
     text = files["base"].read_text()
     found = call(f"evaluate {options}", "-r", files["ref"], "-r", files["better"], text=text)
@@ -259,6 +262,9 @@ def test_figures_are_sacrebleus_and_in_json_whole(call: Call, files: dict[str, P
         *("-tok", "none", "-lc", "--chrf-lowercase", "-nc", "--force"),
     )
     assert found.lines[::-1] == [line.lstrip() for line in expected.splitlines()]
+
+
+def test_json_is_not_rounded(call: Call, files: dict[str, Path]) -> None:
     (found,) = json.loads(
         call("evaluate", "-r", files["ref"], "-i", files["base"], "--metrics", "bleu", "--json").out
     )
@@ -268,7 +274,7 @@ def test_figures_are_sacrebleus_and_in_json_whole(call: Call, files: dict[str, P
     assert found["signature"] == expected["signature"]
 
 
-def test_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: dict[str, Path]) -> None:
+def test_two_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: dict[str, Path]) -> None:
     arguments = ("-r", files["ref"], "-i", files["base"], "-i", files["better"], "--samples", 200)
     tables = json.loads(call("evaluate", *arguments, "--json").out)
     assert [table["name"] for table in tables] == ["BLEU", "chrF2", "TER"]
@@ -286,6 +292,9 @@ def test_systems_are_compared_as_sacrebleu_compares_them(call: Call, files: dict
         assert table["systems"][1]["better"] is True
         assert table["systems"][1]["p_value"] < 0.05
         assert "bs:200|seed:12345" in table["signature"]
+
+
+def test_what_is_significant_is_marked() -> None:
     rows = [("a", 30.0, 30.12, 1.25, None, None), ("bc", 31.0, 31.1, 1.0, 0.0499, True)]
     rows += [("d", 29.0, 29.0, 1.0, 0.05, False), ("e", 30.0, 30.0, 1.0, 1.0, None)]
     table = Significance("BLEU", "nrefs:1", [Comparison(*row) for row in rows])

@@ -70,7 +70,7 @@ def files(factored_text: Path) -> list[object]:
     return ["-i", factored_text / "valid.src", "--input-factors", factored_text / "valid.case"]
 
 
-def test_a_translation_has_the_score_that_scoring_gives_and_from_python(
+def test_a_translation_has_the_score_that_scoring_gives(
     call: Call, model: Path, factored_text: Path, files: list[object], tmp_path: Path
 ) -> None:
     shown = call("translate", "-m", model, *files, "--output-type", "json", "--precision", "float32")
@@ -85,6 +85,9 @@ def test_a_translation_has_the_score_that_scoring_gives_and_from_python(
     lines = "".join(json.dumps({"text": text, "factors": [case]}) + "\n" for text, case in rows)
     inside = call("translate", "-m", model, "--json-input", "--precision", "float32", text=lines)
     assert inside.lines == [answer["translation"] for answer in answers]
+
+
+def test_requests_from_python_have_factors(model: Path) -> None:
     loaded = econmt.load(model, device="cpu", precision="float32")
     upper, down = loaded.translate([econmt.Request("a", factors=["u"]), econmt.Request("a", factors=["d"])])
     assert (upper.text, down.text) == ("A", "a2")

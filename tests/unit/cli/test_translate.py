@@ -68,9 +68,7 @@ def failure(ended: Ended, *words: str) -> None:
         assert word in errors[0]
 
 
-def test_bad_text_loses_nothing_and_several_translations_are_listed(
-    call: Call, word_model: Path, tmp_path: Path
-) -> None:
+def test_bad_text_names_its_line_and_loses_nothing(call: Call, word_model: Path, tmp_path: Path) -> None:
     ended = call("translate", "-m", word_model, text=b"a b\nc\n\xff\nd\n")
     failure(ended, "standard input:3", "UTF-8")
     assert len(ended.lines) == 2
@@ -80,6 +78,9 @@ def test_bad_text_loses_nothing_and_several_translations_are_listed(
     ended = call("translate -m", word_model, "-i", tmp_path / "in", "-o", tmp_path / "out")
     failure(ended, "in:2", "UTF-8")
     assert (tmp_path / "out").read_text() == "old"  # nothing of the chunk was translated
+
+
+def test_several_translations_are_listed_as_moses_does(call: Call, word_model: Path) -> None:
     text = "a b c\n\nd\n"
     several = ("translate", "-m", word_model, "-b", 3, "--nbest-size", 2)
     rows = [line.split(" ||| ") for line in call(*several, "--chunk-size", 1, text=text).lines]

@@ -283,7 +283,7 @@ def test_other_languages_have_one_letter(language: str) -> None:
         assert folded(text, language) == text.casefold()
 
 
-def test_case_follows_the_languages_in_alignments_and_in_noise() -> None:
+def test_aligned_words_differ_in_case_only_by_the_rules_of_their_languages() -> None:
     """The word is aligned only if its spellings are one word."""
     pairs = [("ışık a", "light b"), ("IŞIK c", "LIGHT d")] * 3
     drawn = [
@@ -291,6 +291,9 @@ def test_case_follows_the_languages_in_alignments_and_in_noise() -> None:
         for languages in (("tr", "en"), ("en", "tr"))
     ]
     assert [[each.target for each in terms] for terms in drawn] == [["light"], []]
+
+
+def test_noise_writes_the_capitals_of_the_languages() -> None:
     draw = np.random.Generator(np.random.PCG64(1))
     assert changed_text(UPPER, "iki ışık", "big city", draw, ("tr", "en")) == ("İKİ IŞIK", "BIG CITY")
     assert changed_text(TITLE, "big inn", "iki ışık", draw, ("en", "az")) == ("Big Inn", "İki Işık")

@@ -150,7 +150,7 @@ def test_restored_in_the_middle_it_goes_on_the_same(
         assert all(same(next(again), next(stream)) for _ in range(2 * stream.batches_per_epoch))
 
 
-def test_each_epoch_and_seed_has_other_batches_and_all_can_move(store: TokenStore | PreparedData) -> None:
+def test_each_epoch_and_seed_has_other_batches_in_another_order(store: TokenStore | PreparedData) -> None:
     stream = iterator(store)
     first, second = epoch_of(stream), epoch_of(stream)
     together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
@@ -162,6 +162,9 @@ def test_each_epoch_and_seed_has_other_batches_and_all_can_move(store: TokenStor
     for order in orders:
         assert sum(before > after for before, after in itertools.pairwise(order)) > len(order) // 5
     assert orders[0] != orders[1]
+
+
+def test_to_moves_every_tensor(store: TokenStore) -> None:
     batch = next(iterator(store))
     moved = batch.to(torch.device("meta"))
     assert moved.source.device.type == moved.target_lengths.device.type == "meta"
@@ -210,7 +213,7 @@ def test_many_derived_shapes_hold_all_pairs_in_full_batches(tmp_path: Path, batc
         assert sum(size < most for size, most in zip(sizes, full, strict=True)) <= 1
 
 
-def test_the_worst_batch_and_another_batch_size(store: TokenStore, tmp_path: Path) -> None:
+def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Path) -> None:
     def volume(batch: Batch) -> int:
         return batch.source.numel() * batch.target_output.shape[1]
 
@@ -222,6 +225,9 @@ def test_the_worst_batch_and_another_batch_size(store: TokenStore, tmp_path: Pat
         stream = iterator(pairs, size)
         assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))
         assert stream.state_dict()["position"] == 0
+
+
+def test_another_batch_size_goes_on_at_the_same_share(store: TokenStore) -> None:
     stream = iterator(store)
     for _ in range(stream.batches_per_epoch + stream.batches_per_epoch // 2):
         next(stream)

@@ -114,7 +114,7 @@ def test_shapes_with_a_price_are_worth_it(ruled: tuple[np.ndarray, Derived]) -> 
     assert saved >= (len(found) - len(twelve)) * rule.price
 
 
-def test_the_number_of_shapes_follows_their_price_or_is_a_grid() -> None:
+def test_the_number_of_shapes_follows_their_price() -> None:
     draw = np.random.default_rng(4)
     target = draw.integers(1, 61, 20_000)
     source = np.clip(target + draw.integers(-9, 10, 20_000), 1, 60)
@@ -129,6 +129,9 @@ def test_the_number_of_shapes_follows_their_price_or_is_a_grid() -> None:
     assert padded == sorted(padded, reverse=True)
     # However many nested shapes there are, sources of one target length differ in length.
     assert 1.5 * padded[-1] < padded_work(counts, nested_shapes(counts, Derived(60, work)), work) / real - 1
+
+
+def test_lengths_that_have_nothing_to_do_with_each_other_get_a_grid() -> None:
     counts = np.zeros((11, 11), dtype=np.int64)
     counts[np.ix_([5, 10], [5, 10])] = 7
     work = PairFlops(1, 1, 0)
@@ -206,10 +209,13 @@ def test_the_formula_is_what_is_counted(name: str) -> None:
     assert counted(50, 50) == pytest.approx(formula, rel=0.03)
 
 
-def test_work_of_pairs_and_its_small_numbers_of_like_ratios() -> None:
+def test_work_of_pairs_is_that_of_the_formula() -> None:
     found = PairFlops(2, 3, 5).of(np.array([[1], [4]]), np.array([1, 10]))
     assert found.tolist() == [[10, 82], [31, 238]]
     assert found.dtype == np.int64
+
+
+def test_scaled_numbers_have_the_same_ratios() -> None:
     work = PairFlops(7_864_320, 200_250_624, 2048)
     small = work.scaled()
     assert sum(small) < 1 << 21

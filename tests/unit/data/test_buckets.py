@@ -60,11 +60,14 @@ def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, b
             assert [-(-(source + 1) // width) * width, -(-(target + 1) // width) * width] == shape
 
 
-def test_pages_are_given_back_and_the_table_counts_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_given_back_after_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK", 2)
     calls: list[int] = []
     assign_buckets(*arrays([(1, 1)] * 5), 4, release=lambda: calls.append(1))
     assert len(calls) == 6
+
+
+def test_table_counts_real_and_padded_positions() -> None:
     table = bucket_table(count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)])), 4)
     assert [tuple(row) for row in table] == [
         (4, 4, 12, 3, (4 + 4) + (3 + 2) + (10 + 3), 8 + 8 + 16),
@@ -99,10 +102,10 @@ def test_pairs_of_a_derived_bucket_stand_in_the_order_of_their_lengths() -> None
     ordered = [(1, 1), (1, 1), (2, 1), (3, 1), (3, 2), (2, 2), (1, 2)]
     assert [pairs[index] for index in found.order.tolist()] == ordered
     assert found.alike.tolist() == [2, 1, 1, 1, 1, 1]
-    # A grid of 260 x 260 lengths, each once, from the longest to the shortest.
 
 
 def test_more_pairs_of_lengths_than_16_bits_count_are_told_apart() -> None:
+    # A grid of 260 x 260 lengths, each once, from the longest to the shortest.
     source, target = (side.ravel()[::-1].astype(np.int32) for side in np.mgrid[:260, :260])
     one = np.array([[260, 260]])
     found = assign_buckets(source, target, Derived(1, PairFlops(1, 1, 0)), shapes=one)

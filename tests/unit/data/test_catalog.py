@@ -318,11 +318,14 @@ def test_bad_content(tmp_path: Path) -> None:
             list(read_lines(put(tmp_path / "t.txt", content)))
 
 
-def test_missing_files_and_corrupt_ones(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.txt: no such file"):
         list(read_lines(tmp_path / "t.txt"))
     with pytest.raises(InputError, match="is a folder"):
         list(read_lines(tmp_path))
+
+
+def test_corrupt_gzip_is_told_with_its_line(tmp_path: Path) -> None:
     whole, file = gzip.compress(b"".join(b"line %d\n" % (i * i) for i in range(20_000))), tmp_path / "t.gz"
     flipped, middle = bytearray(whole), len(whole) // 2
     flipped[middle] ^= 0xFF
@@ -340,15 +343,21 @@ def test_different_line_counts(tmp_path: Path, first: int, second: int) -> None:
     assert f"{source} has {first} lines but {target} has {second};" in str(caught.value)
 
 
-def test_pairs_are_streamed_counted_and_have_two_columns(tmp_path: Path) -> None:
+def test_a_wrong_number_of_columns_is_told(tmp_path: Path) -> None:
     file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
     with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
         list(read_pairs(Corpus(file, None)))
+
+
+def test_pairs_are_streamed(tmp_path: Path) -> None:
     source, target = put(tmp_path / "t.en", b"a\nb\xff\n"), put(tmp_path / "t.de", b"c\nd\n")
     pairs = read_pairs(Corpus(source, target))
     assert next(pairs) == ("a", "c")
     with pytest.raises(InputError, match=r"t\.en:2"):
         next(pairs)
+
+
+def test_lines_are_counted_as_they_are_read(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.en", tmp_path / "a.en.gz"
     for content in (b"one\ntwo\n", b"one\ntwo", b"\n", b"one\r\n\xe2\x80\xa8two\n"):
         plain.write_bytes(content)

@@ -154,11 +154,14 @@ def test_a_connection_that_keeps_breaking_keeps_what_came(server: Server, tmp_pa
     assert (tmp_path / "text").read_bytes() == CONTENT
 
 
-def test_what_brings_nothing_new_or_a_wrong_checksum_is_refused(server: Server, tmp_path: Path) -> None:
+def test_a_connection_that_brings_nothing_new_ends_the_attempts(server: Server, tmp_path: Path) -> None:
     server.cut_after = [20_000, 0, 10_000, 10_000]
     with pytest.raises(InputError, match="20,000 bytes are kept"):
         download(remote(server), tmp_path / "text", progress=False)
     assert len(server.requests) == 2
+
+
+def test_a_wrong_checksum_removes_the_file(server: Server, tmp_path: Path) -> None:
     wrong, actual = "0" * 64, hashlib.sha256(CONTENT).hexdigest()
     told = f"the checksum of text does not match: expected sha256 {wrong}, got {actual}; the file was removed"
     with pytest.raises(InputError, match=told):
@@ -179,15 +182,21 @@ def test_checksum_of_gzip_is_that_of_its_text_and_a_login_page_has_none(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_network_and_refusals(server: Server, tmp_path: Path) -> None:
+def test_a_refusal_of_the_server_is_told(server: Server, tmp_path: Path) -> None:
     told = r"gone: the server answers 404 Not Found; put gone into .* ECONMT_DATA"
     with pytest.raises(InputError, match=told):
         download(RemoteFile(f"{server.url}/gone", None), tmp_path / "gone", progress=False)
+
+
+def test_without_a_network_the_remedy_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     told = r"cannot download \(.*refused.*\); no network\? put text into .*/set by hand, or set"
     with pytest.raises(InputError, match=told):
         download(RemoteFile(f"http://127.0.0.1:{port}/text", None), tmp_path / "set" / "text", progress=False)
+
+
+def test_a_folder_that_cannot_be_made_is_named(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match=re.escape(str(tmp_path / "file"))):
         download(remote(server), tmp_path / "file" / "text", progress=False)

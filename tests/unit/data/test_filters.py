@@ -120,12 +120,15 @@ def test_a_pair_that_is_too_long_is_the_first_of_its_kind(corpus: Path, make_rec
     assert int(found.train.location(0).rpartition(":")[2]) == 3
 
 
-def test_filters_make_a_store_anew_and_idle_ones_do_not_and_language(corpus: Path, make_recipe: Make) -> None:
+def test_filters_make_a_store_anew_and_idle_ones_do_not(corpus: Path, make_recipe: Make) -> None:
     plain = prepared(make_recipe(), corpus)
     assert prepared(make_recipe(filters={}, noise={"typos": 0.5}), corpus).statistics == plain.statistics
     assert len(prepared(make_recipe(filters={"min_words": 2}), corpus).train) < len(plain.train)
     assert len(prepared(make_recipe(), corpus).train) == len(plain.train)
     assert report_lines(Path("store")) == []
+
+
+def test_pairs_of_other_languages_are_left_out(corpus: Path, make_recipe: Make) -> None:
     pytest.importorskip("py3langid")
     english = "The committee will discuss the new proposal tomorrow."
     german = "Der Ausschuss wird morgen über den Vorschlag reden."
@@ -150,10 +153,15 @@ def test_language_is_refused(corpus: Path, make_recipe: Make, monkeypatch: pytes
         prepared(recipe, corpus)
 
 
-def test_nothing_left_and_firsts_of_duplicates(corpus: Path, make_recipe: Make) -> None:
+def test_nothing_left_is_told(corpus: Path, make_recipe: Make) -> None:
     message = r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
     with pytest.raises(InputError, match=message):
         prepared(make_recipe(filters={"min_words": 90}, subwords={"type": "words"}), corpus)
+
+
+def test_a_pair_that_is_left_out_for_another_reason_is_no_first_of_its_duplicates(
+    corpus: Path, make_recipe: Make
+) -> None:
     first = [("ba de", "li " * 20), ("ba de", "mo nu"), ("ba de", "mo ra"), ("", "mo"), ("", "nu")]
     write_pairs(corpus, "train", [*first, *made_up_pairs(20)])
     filters = {"max_length_ratio": 3.0, "duplicates": "source"}

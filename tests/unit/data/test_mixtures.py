@@ -210,7 +210,7 @@ def test_what_cannot_be_written_is_unknown_on_both_sides(run: Prepare) -> None:
             assert all(UNK in row.tolist() for row in side)
 
 
-def test_epochs_without_weights_and_what_each_noise_does(run: Prepare) -> None:
+def test_without_weights_every_pair_comes_once_an_epoch_and_validation_has_no_tag(run: Prepare) -> None:
     recipe, prepared = run(noise=ALL_NOISE)
     stream = training_batches(recipe, prepared)
     for _ in range(2):
@@ -219,6 +219,9 @@ def test_epochs_without_weights_and_what_each_noise_does(run: Prepare) -> None:
     tag = prepared.vocabularies.source.encode("<BT>")[0]
     assert all(prepared.train.pair(index)[0][0] == tag for index in range(200, 260))
     assert not any(tag in prepared.valid.pair(index)[0] for index in range(len(prepared.valid)))
+
+
+def test_what_each_noise_does() -> None:
     assert len(set(noises._EMOJI)) == len(noises._EMOJI) == 40
     assert not any(sign.isalnum() or sign.isspace() for sign in noises._EMOJI)
     draw = np.random.Generator(np.random.PCG64(5))
@@ -268,7 +271,7 @@ def test_pairs_whose_noise_does_not_fit_a_shape_get_none() -> None:
     assert epochs.epoch.kinds.tolist() == [2, 2, 2, 2], "each epoch for itself"
 
 
-def test_typing_errors_and_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Prepare) -> None:
+def test_a_typing_error_changes_one_word_in_ten() -> None:
     text = "the committee will meet again tomorrow morning, and an old dog is in it"
     results = {mistyped(text, np.random.Generator(np.random.PCG64(seed))) for seed in range(200)}
     lengths = Counter(len(result) - len(text) for result in results)
@@ -280,6 +283,9 @@ def test_typing_errors_and_pairs_with_unknown_tokens_and_what_has_no_room_are_le
     long = mistyped(" ".join(["word"] * 32), np.random.default_rng(2)).split(" ")
     assert sum(word != "word" for word in long) == 3, "one in ten"
     assert mistyped("an ok 12 ...", np.random.default_rng(1)) == "an ok 12 ..."
+
+
+def test_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Prepare) -> None:
     recipe, prepared = run(subwords={"type": "words", "source": 12})
     maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, recipe.pairs.tags, prepared.train)
     pairs = prepared.train.gather(np.arange(260))

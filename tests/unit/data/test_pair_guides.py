@@ -154,7 +154,7 @@ def test_source_factors_change_no_alignment(make_recipe: MakeRecipe, text: Path)
     assert _word_numbers(ids, np.array([False, True])).tolist() == numbers
 
 
-def test_guides_of_parts_and_of_a_store_used_again(make_recipe: MakeRecipe, text: Path) -> None:
+def test_parts_and_shares_keep_their_rows(make_recipe: MakeRecipe, text: Path) -> None:
     recipe = make_recipe(SUBWORDS)
     batch = next(training_batches(recipe, made(recipe, text)))
     last = batch.share(1, 2)
@@ -163,6 +163,9 @@ def test_guides_of_parts_and_of_a_store_used_again(make_recipe: MakeRecipe, text
     assert torch.equal(last.alignment[:here], batch.alignment[rows:])
     assert last.alignment[here:].sum() == last.weights[here:].sum() == 0
     assert torch.equal(last.weights[:here], batch.weights[rows:])
+
+
+def test_the_store_is_used_again_until_a_file_changes(make_recipe: MakeRecipe, text: Path) -> None:
     recipe = make_recipe(SUBWORDS)
     made(recipe, text)
     before = (text / "prepared" / "train.weights").stat().st_mtime_ns
@@ -181,7 +184,7 @@ def test_guides_of_parts_and_of_a_store_used_again(make_recipe: MakeRecipe, text
     assert not plain.train.weighted
 
 
-def test_guides_of_left_out_pairs_and_examples(make_recipe: MakeRecipe, text: Path) -> None:
+def test_left_out_pairs_take_their_guides_along(make_recipe: MakeRecipe, text: Path) -> None:
     lines = (text / "train.src").read_text().split("\n")
     lines[0], lines[3] = "", "lower " * 200
     (text / "train.src").write_text("\n".join(lines))
@@ -194,6 +197,9 @@ def test_guides_of_left_out_pairs_and_examples(make_recipe: MakeRecipe, text: Pa
     batches = training_batches(recipe, prepared)
     for _ in range(batches.batches_per_epoch):
         check(next(batches), prepared, expected(text))
+
+
+def test_an_example_has_guides(make_recipe: MakeRecipe) -> None:
     batch = TranslationTask(make_recipe(), 50, 50).example(Shape(2, 5, 4))
     assert batch.alignment.shape == (2, 4, 5)
     assert (batch.weights * WEIGHT_UNIT).tolist() == [1.0, 1.0]

@@ -110,7 +110,7 @@ def check_rows(vocabularies: Vocabularies, batch: Batch) -> None:
         check(vocabularies, row[: length - 1])
 
 
-def test_numbers_there_and_back_in_the_types_of_the_store() -> None:
+def test_joined_ids_are_separated_again() -> None:
     sizes = (11, 5, 7)
     parts = [torch.randint(0, size, (3, 4)) for size in sizes]
     whole = joined_ids(parts[0], parts[1:], sizes)
@@ -119,6 +119,9 @@ def test_numbers_there_and_back_in_the_types_of_the_store() -> None:
     assert joined_ids(10, [4, 6], sizes) == 11 * 5 * 7 - 1
     assert separate_ids(9, (11,)) == [9]
     assert joined_ids(EOS, [PAD, PAD], sizes) == EOS
+
+
+def test_ids_have_the_smallest_type_that_holds_them() -> None:
     sizes = {1 << 16: "<u2", (1 << 16) + 1: "<u4", 1 << 32: "<u4", (1 << 32) + 1: "<u8"}
     assert {size: token_type(size).str for size in sizes} == sizes
     large = WordVocabulary([str(number) for number in range(3000)])
@@ -181,7 +184,7 @@ def test_bpe_dropout_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe, 
     assert mixed or len(lengths) > len(prepared.train), "cuts change"
 
 
-def test_files_and_keys_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> None:
+def test_a_file_that_does_not_fit_is_named_with_its_line(make_recipe: MakeRecipe, text: Path) -> None:
     places = {"more": (sentences(40, 2)[3], 4), "test": (sentences(5, 4)[0], 1), "train": ([], 1)}
     for name, change, message in (
         ("more.first", lambda old: [*old[:3], "l n", *old[4:]], "{0}/more.first:4: 2 source factors for {1}"),
@@ -196,6 +199,9 @@ def test_files_and_keys_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> 
         with pytest.raises(InputError, match=re.escape(message.format(text, counted))):
             prepared_of(make_recipe(WHOLE))
         file.write_text(before)
+
+
+def test_absent_files_and_text_without_lines_are_refused(make_recipe: MakeRecipe, text: Path) -> None:
     (text / "more.len").unlink()
     with pytest.raises(InputError, match=r"more\.len not found"):
         prepared_of(make_recipe(WHOLE))
@@ -203,6 +209,9 @@ def test_files_and_keys_that_do_not_fit(make_recipe: MakeRecipe, text: Path) -> 
     (text / "train.tmx").write_text("<tmx/>")
     with pytest.raises(InputError, match=r"train\.tmx: data\.source_factors needs a line-based corpus"):
         prepared_of(make_recipe(WHOLE))
+
+
+def test_keys_that_do_not_go_together_are_named(make_recipe: MakeRecipe) -> None:
     for override, message in {
         "model.source_factors_num_embed=[2]": "data.source_factors has 2 entries but "
         "model.source_factors_num_embed has 1",

@@ -18,7 +18,6 @@ import pytest
 from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.batching.store import (
     PreparedData,
-    RawText,
     _changed_setting,
     _data_settings,
     open_prepared,
@@ -27,7 +26,6 @@ from econmt.data.batching.store import (
 )
 from econmt.data.batching.token_store import length_quantiles
 from econmt.data.text.filters import left_out
-from econmt.data.text.vocabulary import UNK
 from econmt.errors import InputError
 
 MakeRecipe = Callable[..., Recipe]
@@ -91,12 +89,6 @@ def test_filters_may_leave_out_all_of_one_text_but_not_of_all(
         run(train=["short"], filters={"min_words": 2})
 
 
-def test_no_test_text(run: Prepare) -> None:
-    prepared = run(test=None)
-    assert prepared.test is None
-    assert prepared.test_text == RawText([], [])
-
-
 def test_several_training_files(run: Prepare, corpus: Path) -> None:
     (corpus / "more.tsv.gz").write_bytes(gzip.compress(b"ba de\tli mo\nnu\tra\n"))
     prepared = run(train=["train", "more"])
@@ -114,21 +106,6 @@ def test_long_and_empty_pairs_are_left_out_and_counted(run: Prepare, corpus: Pat
     counts = prepared.statistics["train"]
     assert (counts["lines"], counts["pairs"], counts["too_long"], counts["empty"]) == (6, 2, 2, 2)
     assert (counts["source_tokens"], counts["target_tokens"]) == (5, 4)
-
-
-def test_valid_text_is_never_left_out(run: Prepare, corpus: Path) -> None:
-    put(corpus, "valid", "ba " * 50 + "\nba\n", "de\nde\n")
-    assert run(max_length=40).valid.source_lengths.tolist()[0] >= 50
-
-
-def test_unknown_tokens_are_counted(run: Prepare, corpus: Path) -> None:
-    put(corpus, "test", "ba 漢 de\n", "Ω Ω\n")
-    prepared = run()
-    assert prepared.test is not None
-    assert (prepared.test.pair(0)[0] == UNK).sum() == 1
-    assert prepared.statistics["test"]["source_unknown"] == 1
-    assert prepared.statistics["test"]["target_unknown"] == 2
-    assert prepared.statistics["train"]["source_unknown"] == 0
 
 
 def add_a_pair(corpus: Path) -> None:
@@ -222,13 +199,6 @@ class TestReuse:
         assert f"again: {Path.cwd() / file}: has changed since it was written" in made()
         assert file.read_bytes() == before
         assert made() == ""
-
-    def test_text_of_the_same_size_and_time(self, made: Callable[..., str], corpus: Path) -> None:
-        file = corpus / "train.de"
-        status = file.stat()
-        file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
-        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-        assert f"{file} has changed" in made()
 
     def test_what_a_sample_does_not_see_verify_does(
         self, run: Prepare, monkeypatch: pytest.MonkeyPatch, make_recipe: MakeRecipe, corpus: Path
@@ -353,10 +323,16 @@ class TestFailureInTheMiddle:
         assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
 
 
-def test_the_folder_the_quantiles_and_the_reasons_of_a_store(make_recipe: MakeRecipe) -> None:
+def test_the_store_lies_with_the_model_or_where_the_recipe_says(make_recipe: MakeRecipe) -> None:
     assert store_folder(make_recipe()) == Path("model/prepared")
     assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")
+
+
+def test_quantiles_are_lengths_that_occur() -> None:
     assert length_quantiles(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 20])) == [1, 4, 6, 8, 20, 20, 20]
+
+
+def test_pairs_that_are_left_out_are_counted_with_the_reason() -> None:
     recipe = load_recipe("quickstart", ["data.max_length=60"])
     counts = {"lines": 12_000, "too_long": 1_500, "empty": 2}
     prepared = cast(PreparedData, SimpleNamespace(statistics={"train": counts}))

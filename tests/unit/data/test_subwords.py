@@ -152,11 +152,6 @@ class TestWords:
         assert words.source.decode([BOS, 4, UNK, 5, EOS, PAD]) == "b <unk> a"
         assert words.source.tokens([BOS, 4]) == ["<s>", "b"]
 
-    def test_loading_gives_the_same(self, words: Vocabularies, tmp_path: Path) -> None:
-        loaded = load_vocabularies(tmp_path)
-        assert loaded.source.encode("c b a d") == words.source.encode("c b a d")
-        assert loaded.target.size == words.target.size
-
     def test_only_spaces_part_words(self, tmp_path: Path) -> None:
         assert split_words("a\u00a0b c\u2028d\te  f") == ["a\u00a0b", "c\u2028d\te", "f"]
         pairs = [("a\u2028b\x85", "c")]

@@ -273,16 +273,25 @@ def test_a_term_stands_for_the_words_that_it_translates(beam_size: int) -> None:
     assert beam_size > 1 or anchored((TERM, ()), beam_size=1)[0].ids != [10, 8, 9, 12, 13], "without a place"
 
 
-def test_when_a_term_begins_and_log_probabilities_are_those_of_the_model_and_scores_are_not() -> None:
+def test_a_term_does_not_begin_with_less_than_half_of_the_attention() -> None:
     assert anchored((TERM, (1,)), model=Aligned(0.4), beam_size=1)[0].ids == [10, 11, 12, 13, 8, 9]
     for half in (0.5, 0.6):
         assert anchored((TERM, (1,)), model=Aligned(half), beam_size=1)[0].ids == [10, 8, 9, 12, 13]
+
+
+def test_a_word_that_is_translated_otherwise_is_not_translated_again() -> None:
     """The attention returns to word 1 at the end."""
     model = Aligned(0.95, seen={3: 1})
     for found in anchored((TERM, (1,)), model=model, beam_size=6, nbest_size=6, limit=8):
         assert found.ids[1:3] == [8, 9]
+
+
+def test_the_longest_output_leaves_room_for_a_term() -> None:
     for found in anchored((TERM, (3,)), limit=3, beam_size=3, nbest_size=3):
         assert found.ids[:2] == [8, 9] or found.ids[1:] == [8, 9]
+
+
+def test_log_probabilities_are_those_of_the_model_and_scores_are_not() -> None:
     model = Aligned()
     found = anchored((TERM, (1,)), model=model, beam_size=5, length_penalty_alpha=1.0)[0]
     assert found.log_probability == pytest.approx(model.log_probability(0, tuple(found.ids)), abs=1e-4)

@@ -210,14 +210,20 @@ def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
     agree(found, native_search(model, *BATCH, SearchOptions(beam_size=4)), 0.0)
 
 
-def test_no_sentence_is_no_search_and_no_finite_number_no_translation_and_other_models_are_not_its() -> None:
+def test_no_sentence_is_no_search() -> None:
     model = IncrementalModel(make_model("additive"))
     source, lengths, limits = BATCH
     assert native_search(model, source[:0], lengths[:0], limits[:0], SearchOptions()) == []
+
+
+def test_numbers_that_are_not_finite_give_no_translation() -> None:
     model = make_model("additive")
     with torch.no_grad():
         model.output.bias[9] = torch.nan
     assert native_search(IncrementalModel(model), *BATCH, SearchOptions()) == [[]] * len(SOURCES)
+
+
+def test_other_models_are_not_its() -> None:
     assert not has_native_search(IncrementalModel(make_model("qrnn")), SearchOptions())
     model = make_model("additive")
     assert not has_native_search(IncrementalModel(model.double()), SearchOptions())

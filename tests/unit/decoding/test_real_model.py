@@ -176,7 +176,7 @@ def test_attention_is_averaged_and_one_model_needs_no_ensemble() -> None:
     assert as_one([model], "linear") is model
 
 
-def test_averages_of_other_shapes_are_refused_and_the_best_checkpoints_chosen_by_score() -> None:
+def test_other_shapes_or_names_are_refused_by_name() -> None:
     first = ("f", {"a": torch.zeros(2)})
     with pytest.raises(InputError, match=r"g: parameter 'a' has shape \(3,\), in f it has \(2,\)"):
         average_tensors([first, ("g", {"a": torch.zeros(3)})])
@@ -184,6 +184,9 @@ def test_averages_of_other_shapes_are_refused_and_the_best_checkpoints_chosen_by
         average_tensors([first, ("g", {"a": torch.zeros(2), "b": torch.zeros(1)})])
     with pytest.raises(InputError, match="g: parameter 'a' is not in both"):
         average_tensors([first, ("g", {})])
+
+
+def test_the_best_checkpoints_are_chosen_by_score() -> None:
     scores = {1: 3.0, 2: 9.0, 3: float("nan"), 4: 5.0, 5: 9.0}
     assert choose_checkpoints([1, 2, 3, 4, 5, 6], scores, 2) == [2, 5]
     assert choose_checkpoints([5, 4, 2], scores, 1) == [2], "the first of equal ones"

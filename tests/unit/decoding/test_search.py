@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK
 from econmt.decoding.search.beam import SearchOptions, highest, length_penalty, output_limits
-from tests.unit.decoding.toy import LIMIT, ToyModel, assert_best, judged, search
-
-EVERY_BEAM = 3**LIMIT * 2
-
+from tests.unit.decoding.toy import LIMIT, ToyModel, assert_best, assert_figures, judged, search
 
 PENALTIES = [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 5.0), (2.0, 1.0)]
 WIDE: list[dict[str, Any]] = [
@@ -33,7 +30,7 @@ WIDE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("end_bias", [-1.0, 1.0])
 def test_a_wide_beam_finds_the_best_translations(options: dict[str, Any], end_bias: float) -> None:
     model = ToyModel(end_bias=end_bias)
-    options = {"beam_size": EVERY_BEAM, "nbest_size": 7, **options}
+    options = {"beam_size": 3**LIMIT * 2, "nbest_size": 7, **options}
     assert_best(search(model, **options), model, **options)
 
 
@@ -145,10 +142,8 @@ def test_every_step_is_as_the_definition_has_it(
     rows = [0] * len(model.rows)
     for sentence, (limit, hypotheses) in enumerate(zip(limits, found, strict=True)):
         expected, rows_here = step_by_step(model, sentence, limit, **given)
-        assert [(tuple(each.ids), each.cut) for each in hypotheses] == [each[2:] for each in expected]
-        scores, reals = ([each[part] for each in expected] for part in (0, 1))
-        assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-5)
-        assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
+        assert_figures(hypotheses, expected)
+        assert [each.cut for each in hypotheses] == [cut for *_, cut in expected]
         for position, count in enumerate(rows_here):
             rows[position] += count
     assert model.rows == rows

@@ -134,7 +134,7 @@ def test_output_goes_into_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_what_is_read_is_not_written_and_a_terminal_gets_no_control_characters(tmp_path: Path) -> None:
+def test_what_is_read_is_not_written(tmp_path: Path) -> None:
     path, link = tmp_path / "in", tmp_path / "link"
     path.write_text("precious")
     link.hardlink_to(path)
@@ -142,6 +142,9 @@ def test_what_is_read_is_not_written_and_a_terminal_gets_no_control_characters(t
         LineOutput(link, [path])
     assert path.read_text() == "precious"
     LineOutput(Path("/dev/null"), [Path("/dev/null")])
+
+
+def test_a_terminal_gets_no_control_characters() -> None:
     assert shown_on_terminal("a\tb\x1b[31m\x9b\u202ec\nd\n") == "a\tb\\x1b[31m\\x9b\\u202ec\nd\n"
 
 
@@ -161,11 +164,6 @@ def test_output_has_the_lines_until_the_end(
             raise KeyError
     assert path.read_text() == content
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_output_into_no_folder_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere/out"), LineOutput(tmp_path / "nowhere" / "out") as write:
-        write(["text"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -17,7 +17,7 @@ from econmt.decoding.constraints.inclusion import Phrase
 from econmt.decoding.constraints.phrases import Spelling
 from tests.unit.decoding.test_avoidance import VOCABULARY, Pieces, is_ruled_out, occurs, repeats
 from tests.unit.decoding.test_constraints import holds
-from tests.unit.decoding.toy import LIMIT, ToyModel, everything, judged, search
+from tests.unit.decoding.toy import LIMIT, ToyModel, assert_figures, everything, judged, search
 
 TOY = Pieces([f"{WORD_START}a", "b"])
 SPELLING = Spelling(TOY)
@@ -92,11 +92,8 @@ def test_phrases_prefixes_and_avoided_phrases_together(options: dict[str, Any]) 
     constraints = constraints_of(cases)
     sizes = {"beam_size": 130, "nbest_size": 3, "attention": False}
     found = search(model, [0] * len(cases), constraints=constraints, **sizes, **options)
-    for case, hypotheses, expected in zip(cases, found, best, strict=True):
-        assert [tuple(each.ids) for each in hypotheses] == [ids for _, _, ids in expected], case
-        scores, reals = ([each[part] for each in expected] for part in (0, 1))
-        assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-5)
-        assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
+    for hypotheses, expected in zip(found, best, strict=True):
+        assert_figures(hypotheses, expected)
 
 
 @pytest.mark.parametrize("beam_size", [1, 2, 5])

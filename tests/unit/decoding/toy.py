@@ -173,7 +173,6 @@ def assert_best(
     limit: int = LIMIT,
     *,
     allowed: Callable[[int, tuple[int, ...]], bool] = lambda *_: True,
-    added: Callable[[tuple[int, ...]], Sequence[float]] = lambda _: (),
     **options: Any,
 ) -> None:
     """Checks that hypotheses of sentences 0, 1, ... are the best of all that are allowed, with their scores."""
@@ -181,14 +180,18 @@ def assert_best(
         scored = [
             (*figures, ids)
             for ids in everything(limit)
-            if allowed(sentence, ids)
-            and (figures := judged(model, sentence, ids, added(ids), **options)) is not None
+            if allowed(sentence, ids) and (figures := judged(model, sentence, ids, **options)) is not None
         ]
         best = sorted(scored, reverse=True)[: options.get("nbest_size", 1)]
-        assert [tuple(each.ids) for each in hypotheses] == [ids for *_, ids in best], sentence
-        scores, reals = ([each[part] for each in best] for part in (0, 1))
-        assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-6)
-        assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
+        assert_figures(hypotheses, best)
+
+
+def assert_figures(hypotheses: Sequence[Hypothesis], expected: Sequence[tuple[Any, ...]]) -> None:
+    """Checks that hypotheses have the scores, log-probabilities and ids with which the tuples begin."""
+    assert [tuple(each.ids) for each in hypotheses] == [each[2] for each in expected]
+    scores, reals = ([each[part] for each in expected] for part in (0, 1))
+    assert [each.score for each in hypotheses] == pytest.approx(scores, abs=1e-5)
+    assert [each.log_probability for each in hypotheses] == pytest.approx(reals, abs=1e-5)
 
 
 def assert_same(

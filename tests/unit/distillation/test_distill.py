@@ -143,9 +143,6 @@ def test_a_model_folder_teaches_by_the_references(
     without = call(*command)
     assert without.code == 2
     assert "other inputs: --beam-size 2 -> the model's; --nbest-size 2 -> 1" in without.err
-    assert call(*command, "-t", "train.trg", "--nbest-size", 3).err.startswith(
-        "econmt: error: --nbest-size 3: more than the teacher's beam size of 2"
-    )
 
 
 @pytest.mark.usefixtures("quick")

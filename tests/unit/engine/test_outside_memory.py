@@ -177,10 +177,13 @@ def test_the_management_library_tells_what_a_process_takes(monkeypatch: pytest.M
         assert outside_memory.taken_by_all(1) == (0 if fails == "driver" else 900)
 
 
-def test_a_gpu_has_one_meter_and_without_a_driver_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_one_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     Card(monkeypatch, initialized=True)
     monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 1, raising=False)
     assert outside_memory.outside_meter(GPU) is outside_memory.outside_meter(torch.device("cuda"))
+
+
+def test_without_a_driver_nothing_is_limited_and_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", fails_with(OSError("no such library")))
     outside_memory._limit_stacks(256)
     assert outside_memory.taken_by_all(0) == 0

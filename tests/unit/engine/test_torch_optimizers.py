@@ -196,7 +196,7 @@ def test_momentum_may_come_to_a_state_without_it() -> None:
     assert torch.equal(optimizer.state[part]["average"], torch.full((3,), 7.0))
 
 
-def test_states_of_others_and_the_best_before_the_interval() -> None:
+def test_state_of_another_model_is_refused_by_name() -> None:
     for name, shape, message in (
         ("z", 3, r"optimizer state of 'z', but the model has no such parameter"),
         ("a", 4, r"optimizer state exp_avg/a has shape \(4,\), but the parameter needs \(3,\)"),
@@ -205,6 +205,9 @@ def test_states_of_others_and_the_best_before_the_interval() -> None:
         optimizer = make_optimizer(parameters, Optimizer())
         with pytest.raises(InputError, match=f"file: {message}"):
             load_optimizer_tensors(optimizer, parameters, {f"exp_avg/{name}": torch.zeros(shape)}, "file")
+
+
+def test_the_newest_is_compared_with_the_best_of_those_before_the_interval() -> None:
     for perplexities in ([], [5.0], [5.0, 5.0]):
         assert not begins(perplexities, 0)
     assert begins([5.0, 6.0], 0)

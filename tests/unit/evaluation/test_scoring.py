@@ -79,12 +79,15 @@ def test_pairs_of_similar_work_share_a_batch() -> None:
         assert model.shapes == batches
 
 
-def test_large_vocabularies_blank_sources_and_ensembles_have_exact_scores() -> None:
+def test_the_vocabulary_is_taken_a_slice_of_rows_at_a_time() -> None:
     long = " ".join("abc"[i % 3] for i in range(ROWS_AT_ONCE))
     model = Bigram(2)
     found = list(scorer(model).score([("a", long), ("a", "b")]))
     assert found[0].log_probability == pytest.approx(model.log_probability(1, WORDS.encode(long)), rel=1e-5)
     assert found[1].log_probability == pytest.approx(model.log_probability(1, [5]), abs=1e-5)
+
+
+def test_blank_sources_do_not_reach_the_model() -> None:
     model = Bigram(1)
     empty, impossible = scorer(model).score([("", ""), ("  ", "a")])
     assert empty.log_probability == 0.0
@@ -92,6 +95,9 @@ def test_large_vocabularies_blank_sources_and_ensembles_have_exact_scores() -> N
     assert impossible.log_probability == -math.inf
     assert impossible.perplexity == math.inf
     assert model.shapes == []
+
+
+def test_an_ensemble_averages_token_by_token() -> None:
     models = Bigram(1), Bigram(2)
     alone = [next(iter(scorer(model).score([("a", "b c")]))).token_log_probabilities for model in models]
     (found,) = scorer(*models, mode="linear").score([("a", "b c")])
@@ -102,11 +108,17 @@ def test_large_vocabularies_blank_sources_and_ensembles_have_exact_scores() -> N
     for value, one, other in zip(log_linear.token_log_probabilities, *alone, strict=True):
         assert value >= (one + other) / 2 - 1e-6
     assert log_linear.token_log_probabilities != pytest.approx(expected, abs=1e-4)
+
+
+def test_token_ids_are_those_of_words_and_of_no_special_token() -> None:
     encode = token_ids(WORDS)
     assert encode("a  c <unk>") == [4, 6, 1]
     for special in (PAD, BOS, EOS):
         with pytest.raises(KeyError):
             encode(WORDS.tokens([special])[0])
+
+
+def test_a_list_is_written_as_it_is_read() -> None:
     all_fields = "0 ||| a ||| f ||| 0.500000 ||| 0-0 ||| more ||| "
     assert reranking.read_candidate(all_fields, "x").rest == "0-0 ||| more ||| "
     for line in (*LINES, all_fields):

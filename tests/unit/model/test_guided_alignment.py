@@ -83,12 +83,15 @@ def test_weights_alone(options: dict[str, Any]) -> None:
     torch.testing.assert_close(found.double(), 0.25 * each[0] + 3.0 * each[2], rtol=1e-6, atol=0.0)
 
 
-def test_alignment_loss_alone_and_of_zero_and_a_recipe_says_which() -> None:
+def test_alignment_loss_alone_is_that_of_training() -> None:
     model, batch = make_model(make_config()), make_batch()
     plain = model.loss(*batch).double()
     guided = model.loss(*batch, guides=TrainingGuides(links(), 2.0)).double()
     alone = model.alignment_loss(*batch[:3], links()).double()
     torch.testing.assert_close(guided - plain, 2.0 * alone, rtol=1e-5, atol=0.0)
+
+
+def test_attention_of_zero_has_a_finite_loss() -> None:
     attention = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]], requires_grad=True)
     aligned = torch.tensor([[[0, 1], [0, 0]]])
     loss = alignment_losses(attention, aligned)
@@ -96,6 +99,9 @@ def test_alignment_loss_alone_and_of_zero_and_a_recipe_says_which() -> None:
     assert loss.item() == pytest.approx(13.8155, abs=1e-3)
     assert attention.grad[0, 0, 1] == pytest.approx(-1e6, rel=1e-3)
     assert attention.grad[0, 1].tolist() == [0.0, 0.0]
+
+
+def test_a_recipe_says_which_implementations_a_model_has() -> None:
     changes = ["ops={decoder: recompute, encoder: reference, output: compiled, stash: cells}"]
     model = models.build_model(load_recipe("quickstart", changes), 20, 20)
     assert model.implementations == models.Implementations(

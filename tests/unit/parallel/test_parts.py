@@ -41,13 +41,19 @@ def test_an_environment_that_makes_no_sense_is_refused(monkeypatch: pytest.Monke
                 rank_environment()
 
 
-def test_shares_of_parameters_and_rows_that_travel_and_the_line_names_who_is_gone_or_late() -> None:
+def test_shares_are_as_even_as_whole_parameters_can_be() -> None:
     assert shares([5, 1, 4, 3, 3], 2) == [0, 1, 1, 1, 0]
     assert largest_share([5, 1, 4, 3], 2) == (1, 7 / 13)
     assert shares([], 3) == []
     assert shares([7], 3) == [0]
+
+
+def test_rows_travel_where_they_are_fewer_than_a_table_twice() -> None:
     assert rows_are_fewer([3, 9], (10, 4))
     assert not rows_are_fewer([3, 10], (10, 4))
+
+
+def test_the_line_names_who_is_gone_or_late() -> None:
     watch = _Watch(0, 3, _Store(), _Store(), 120)
     first = "rank 1 (node1, process 7)"
     late = "did not reach a collective operation after update 2 within 120 s"

@@ -28,7 +28,6 @@ from econmt.estimate.byte_budget import AUTO_SHARE
 from econmt.model import Implementations, layers
 from econmt.parallel.simulated_rank import Rank, SimulatedRank
 from econmt.tasks.translation import TranslationTask
-from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import validate
 from econmt_memory.measure.ledger import OutsideMemory
@@ -249,17 +248,6 @@ def test_validation_obeys_the_budget(planned: Planned, monkeypatch: pytest.Monke
     assert sizes == [64, 2]
     assert bounded.perplexity == pytest.approx(free.perplexity, rel=1e-6)
     assert bounded.hypotheses == free.hypotheses
-
-
-def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run: MakeRun) -> None:
-    run = make_run("training.max_updates=2").trained()
-    before = snapshot(run.folder)
-    small = make_run("training.memory_budget=25KiB", *REAL)
-    message = r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
-    with pytest.raises(InputError, match=message) as e:
-        run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
-    assert "; set training.memory_budget=" in str(e.value)
-    assert snapshot(run.folder) == before
 
 
 def test_a_budget_below_the_parameters_is_refused_without_an_estimate(

@@ -332,7 +332,3 @@ def test_leftovers_are_removed_and_damages_named(make_run: MakeRun, copy: Run) -
     (state / "state.json").unlink()
     with refused(rf"^{state / 'state.json'}: cannot be read"):
         copy.train()
-    (state / "state.json").write_text(content)
-    (state / "optimizer.safetensors").write_bytes(b"\x80\x04K.")
-    with refused(r"optimizer.safetensors is a pickle"):
-        copy.trainer()

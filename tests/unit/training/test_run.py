@@ -184,25 +184,14 @@ def test_overwriting_with_what_cannot_be_used_keeps_the_old_run(make_run: MakeRu
     for key, message in (
         ("data.train=[nowhere]", "nowhere"),
         ("training.param_dtype=bfloat16", "param_dtype: bfloat16 cannot be combined with .* float32"),
+        (
+            "training.memory_budget=25KiB",
+            r"^training\.memory_budget 25 KiB: one sentence of the worst bucket",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             go(make_run(key, "training.precision=auto"), overwrite_output=True)
         assert snapshot(run.folder) == before
-
-
-def test_keys_that_only_say_how_to_run_may_differ(make_run: MakeRun) -> None:
-    make_run("training.max_updates=2").train()
-    run = make_run(
-        "name=other",
-        "training.max_updates=3",
-        "training.max_epochs=50",
-        "training.max_seconds=10000",
-        "training.early_stopping.max_num_checkpoint_not_improved=null",
-        "training.log_interval=1",
-        "training.keep_last_params=5",
-        "training.threads=null",
-    )
-    assert run.train().update == 3
 
 
 def test_another_optimizer_starts_with_a_fresh_state(make_run: MakeRun) -> None:

@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 NO_PATIENCE = EarlyStopping(max_num_checkpoint_not_improved=None)
 
 
-def test_end_reason_and_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
+def test_a_run_ends_for_the_first_limit_that_it_reaches() -> None:
     for limits, state, epoch, reason in (
         ({"max_updates": 5}, {"update": 4}, 0, None),
         ({"max_updates": 5}, {"update": 5}, 0, "max_updates 5 reached"),
@@ -52,6 +52,9 @@ def test_end_reason_and_time_left_and_share_done_are_those_of_the_nearest_limit(
         ({"max_updates": 9, "early_stopping": NO_PATIENCE}, {"update": 8, "num_not_improved": 1000}, 0, None),
     ):
         assert end_reason(Training(**limits), TrainingState(**state), epoch) == reason
+
+
+def test_time_left_and_share_done_are_those_of_the_nearest_limit() -> None:
     state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
     for limits, left in (
         ({"max_updates": 300}, 100.0),
@@ -65,7 +68,7 @@ def test_end_reason_and_time_left_and_share_done_are_those_of_the_nearest_limit(
     assert share_done(Training(), state, 0.5) is None
 
 
-def test_the_basis_of_the_outlook_and_readings_on_the_cpu() -> None:
+def test_the_outlook_says_what_it_is_based_on() -> None:
     told = outlook(load_recipe("multi30k"), 453, 0.5)
     assert told.startswith(
         "at the speed of the first updates, without validation: an epoch takes about 0:03:46, "
@@ -82,6 +85,9 @@ def test_the_basis_of_the_outlook_and_readings_on_the_cpu() -> None:
     )
     assert outlook(load_recipe("quickstart"), 188, 0.1).endswith("at update 50 after about 0:00:05")
     assert outlook(load_recipe("ptb"), 1328, 10).endswith("without validation: an epoch takes about 3:41:20")
+
+
+def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
     readings = MetricsQueue(CPU)
     index = [np.arange(3)]
     (found,) = readings.submit(4, StepResult(torch.tensor(6.5), torch.tensor(0.25)), 13, index)
@@ -177,7 +183,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("cuda:2", "torch sees 2 GPUs here")
 
 
-def test_what_is_put_back_and_peak_memory() -> None:
+def test_settings_of_determinism_and_threads_are_put_back() -> None:
     switches: Any = torch.utils.deterministic
 
     def settings() -> tuple[int, bool, bool, bool]:
@@ -198,6 +204,9 @@ def test_what_is_put_back_and_peak_memory() -> None:
     finally:
         torch.use_deterministic_algorithms(before[1], warn_only=before[2])
         switches.fill_uninitialized_memory = before[3]
+
+
+def test_peak_memory_counts_what_the_process_holds() -> None:
     before = peak_memory(CPU)
     held = torch.ones(1 << 25)  # 128 MiB, which no process held before its peak
     while peak_memory(CPU) == before:
@@ -279,7 +288,9 @@ def log_of(folder: Path) -> list[str]:
 
 def test_without_a_terminal_there_are_plain_lines_and_tensorboard_gets_every_figure(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    event_file_writer._global_uid._value = 0  # files are read in the order of their names: 10 before 8
     assert show(tmp_path, False).splitlines() == [FIGURES.line(80), "checkpoint [best]"]
     assert log_of(tmp_path) == [FIGURES.line(), "checkpoint [best]"]
     events = EventAccumulator(str(tmp_path / "tensorboard"))

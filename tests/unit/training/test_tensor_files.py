@@ -275,15 +275,6 @@ def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None
     assert float(found["bleu"]) == 100 / 3
 
 
-def test_random_states_bring_back_the_generator() -> None:
-    torch.manual_seed(5)
-    states = json.loads(json.dumps(random_states()))
-    first = torch.rand(3).tolist()
-    assert torch.rand(3).tolist() != first
-    restore_random_states(states)
-    assert torch.rand(3).tolist() == first
-
-
 def test_states_of_gpus_that_are_not_there_are_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     states, restored = random_states(), list[int]()
     states["cuda"] = [states["torch"]] * 3

@@ -363,18 +363,6 @@ def test_a_prediction_of_a_model_and_its_batch_on_the_meta_device() -> None:
     assert peak("meta") == peak("cpu")
 
 
-def test_the_stash_is_that_of_the_pass_that_keeps_most() -> None:
-    model = perceptron()
-
-    def step(*rows: int) -> Counter[str]:
-        model.zero_grad()
-        return measured(
-            lambda: [model(torch.ones(count, 64)).sum().backward() for count in rows], model
-        ).ledger.stash
-
-    assert step(2, 9) == step(9) != step(2)
-
-
 @pytest.mark.skipif(not hasattr(torch.ops.aten, "_grouped_mm"), reason="not in this version of PyTorch")
 @pytest.mark.parametrize(
     ("left", "right", "grouped", "shape"),
