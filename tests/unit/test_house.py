@@ -23,8 +23,8 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38425,
-    "econmt_serve": 3813,
+    "econmt": 38421,
+    "econmt_serve": 3811,
     "econmt_distill": 1941,
     "memory": 5584,
     "runtime": 2165,
