@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2165,
     "ops": 23341,
     "scripts": 14866,
-    "tests": 55168,
+    "tests": 55167,
 }
 """Lines of Python below each folder; they may only fall."""
 

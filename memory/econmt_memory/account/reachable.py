@@ -107,7 +107,7 @@ def _globals(function: FunctionType) -> list[Place]:
         return []
     codes, names = [function.__code__], set[str]()
     for code in codes:
-        names.update(code.co_names)
+        names.update(filter(str.isidentifier, code.co_names))  # not pytest's "@pytest_ar"
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
     namespaces = [function.__globals__]
     for namespace in namespaces:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import econmt_memory as memory
+from econmt_memory.account.reachable import reachable
 from tests.unit.memory.account.test_programs import measured
 
 
@@ -104,6 +105,7 @@ def test_lengths_that_are_unknown_are_the_longest() -> None:
         return memory.predict(step, layer, device="cpu").peak_bytes
 
     longest = peak(torch.tensor([6, 6, 6]))
+    assert sum(1 for _ in reachable(step=peak)) < 200, "pytest is no part of a program that asserts"
     assert peak(torch.tensor([6, 3, 1])) < longest == peak(torch.empty(3, dtype=torch.int64, device="meta"))
 
 

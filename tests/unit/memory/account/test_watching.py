@@ -166,7 +166,6 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
         assert _size(size) == count
     few = run_python("-m", "econmt_memory", script, "1", check=False)
     assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; try --step 1\n")
-    assert "--model CONFIG" in run_python("-m", "econmt_memory", "predict", "--help").stdout
     wrong = run_python("-m", "econmt_memory", script, "many", check=False)
     assert wrong.returncode == 1
     assert wrong.stderr.splitlines()[-1] == "ValueError: invalid literal for int() with base 10: 'many'"
