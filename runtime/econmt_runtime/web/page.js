@@ -152,7 +152,7 @@ function named({ languages: [from, to], targets }) {
     const options = targets.map((code) => new Option(name(code), code));
     choice.append(...options.sort((one, other) => one.text.localeCompare(other.text, "en")));
     const spoken = navigator.languages.map((code) => code.split("-")[0]);
-    const first = [remembered("target"), ...spoken].find((code) => targets.includes(code));
+    const first = [remembered("target"), ...spoken, "en"].find((code) => targets.includes(code));
     if (first) choice.value = first;
     part("choice").hidden = false;
     [from, to] = ["", choice.value];
