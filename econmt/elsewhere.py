@@ -13,7 +13,7 @@ TEXT_DIVISION = "econmt_serve.text.division"
 def text_division() -> Any:
     """Returns the module that divides lines.
 
-    Its ``divider(languages, split=..., markup=...)`` returns a :data:`~econmt.decoding.translation.Divide`, which
+    Its ``divider(language, split=..., markup=...)`` returns a :data:`~econmt.decoding.translation.Divide`, which
     splits sentences and takes out markup; ``splitter_for(language)`` returns a function that finds the spans of the
     sentences in a text.
     """

@@ -344,7 +344,7 @@ class TrainedModel:
                 shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 fusion=self._fusion(language_model, options.lm_weight),
                 warn=warn,
-                divide=text_division().divider(self.languages, split=split, markup=markup)
+                divide=text_division().divider(self.languages[0], split=split, markup=markup)
                 if split or markup
                 else None,
             )

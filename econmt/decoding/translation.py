@@ -52,8 +52,8 @@ class Translation(NamedTuple):
 EMPTY = Translation("", 0.0, 0.0, [], None, [], [])
 """Translation of a blank line."""
 
-Divide = Callable[[str], tuple[Sequence[str], Callable[[Sequence[Translation]], Translation]]]
-"""Function that divides a line: returns pieces to translate, and a function that joins their translations."""
+Divide = Callable[[str, str], tuple[Sequence[str], Callable[[Sequence[Translation]], Translation]]]
+"""Function that divides a line, to be translated into a language: returns pieces, and a function that joins theirs."""
 
 
 def one_line(text: str) -> str:

@@ -122,6 +122,7 @@ class Translator:
         self.data = data
         self.max_length = None if data is None else data.max_length
         self.languages = ("", "") if data is None else (data.source, data.target)
+        self._targets = {tag: code for code, tag in vocabularies.target_tags.items()}
         self.warn = warn
         self.factor_files: Sequence[str] = ()
         self.poll: Callable[[], object] = lambda: None
@@ -206,7 +207,8 @@ class Translator:
             check_request(request, f"{where}:{number}")
         if self._divide is None:
             return self._translate(requests, numbers, where, done)
-        divided = [self._divide(request.text) for request in requests]
+        requests = list(map(self._tag_apart, requests))
+        divided = [self._divide(request.text, self._target_of(request)) for request in requests]
         sentences: list[Request] = []
         for number, request, (pieces, _) in zip(numbers, requests, divided, strict=True):
             if len(pieces) > 1 and request.constrains:
@@ -220,12 +222,18 @@ class Translator:
         done(len(lines))
         return [join([next(found) for _ in pieces]) for pieces, join in divided]
 
+    def _tag_apart(self, request: Request) -> Request:
+        """Moves a tag of a target language, with which a line of several sentences may begin, to the source prefix."""
+        tag, _, text = request.text.partition(" ")
+        prefix = f"{request.source_prefix} {tag}".strip()
+        return request._replace(text=text, source_prefix=prefix) if tag in self._targets else request
+
+    def _target_of(self, request: Request) -> str:
+        """Returns the language into which a request is translated, which a tag may choose."""
+        return self._targets.get((request.start + request.text).partition(" ")[0], self.languages[1])
+
     def _translate(
-        self,
-        requests: Sequence[Request],
-        numbered: Sequence[int],
-        where: str,
-        done: Callable[[int], object],
+        self, requests: Sequence[Request], numbered: Sequence[int], where: str, done: Callable[[int], object]
     ) -> list[Translation]:
         """Translates sentences, which are in the lines ``numbered``; copies those without words."""
         copies = {
@@ -255,17 +263,13 @@ class Translator:
         return not constraints.prefix and self.constraint_compiler.satisfies(copy, constraints)
 
     def _translate_words(
-        self,
-        given: Sequence[Request],
-        numbered: Sequence[int],
-        where: str,
-        done: Callable[[int], object],
+        self, given: Sequence[Request], numbered: Sequence[int], where: str, done: Callable[[int], object]
     ) -> list[Translation]:
-        spoken, written_in = self.languages
+        spoken = self.languages[0]
         in_capitals = [self.options.restore_case and is_in_capitals(each.text, spoken) for each in given]
         requests, texts = list[Request](), list[str]()
         for request, capital in zip(given, in_capitals, strict=True):
-            small = with_small_prefix(request, written_in) if capital else request
+            small = with_small_prefix(request, self._target_of(request)) if capital else request
             text = without_capitals(request.text, spoken) if capital else request.text
             requests.append(small._replace(text=request.start + request.text))
             texts.append(request.start + text)
@@ -294,16 +298,12 @@ class Translator:
             line = texts[index], sources[index], hypotheses, written, self.vocabularies, given[index].start
             translation = translation_of(*line, replace_unk=self.options.replace_unk)
             if in_capitals[index]:
-                translation = in_capital_letters(translation, written_in)
+                translation = in_capital_letters(translation, self._target_of(given[index]))
             results[index] = translation
         return results
 
     def _encode(
-        self,
-        lines: Sequence[str],
-        factors: Sequence[Sequence[str]],
-        numbers: Sequence[int],
-        where: str,
+        self, lines: Sequence[str], factors: Sequence[Sequence[str]], numbers: Sequence[int], where: str
     ) -> list[list[int]]:
         """Returns the ids of lines, cut or left out past ``max_input_length``; warns of lines that are too long."""
         most, tell = self.options.max_input_length, self.warn or (lambda _: None)
@@ -436,9 +436,8 @@ class Translator:
                 part = [plain[position] for position in group]
                 limits = self._limits([lengths[index] for index in part]).tolist()
                 self.searches.add(search_name(self.models))
-                limited = [
-                    Sentence(sentences[index].ids, limit) for index, limit in zip(part, limits, strict=True)
-                ]
+                pairs = zip(part, limits, strict=True)
+                limited = [Sentence(sentences[index].ids, limit) for index, limit in pairs]
                 yield from zip(part, self._continuous.search(limited, self.poll), strict=True)
                 remaining = sorted({*remaining}.difference(part))
         batch_size = self.options.batch_size

@@ -15,16 +15,16 @@ def division_of(languages: tuple[str, str] | None) -> TextDivision:
     return TextDivision() if languages is None else division(splitter_for(languages[0]), languages[1])
 
 
-def divider(languages: tuple[str, str], *, split: bool, markup: bool) -> Divide:
+def divider(language: str, *, split: bool, markup: bool) -> Divide:
     """Returns a function that divides lines.
 
     Args:
-        languages: codes of the source and target languages, by whose rules sentences are split and joined.
+        language: code of the source language, by whose rules sentences are split.
         split: True if lines are split into sentences. markup: True if tags and placeholders are taken out, too.
     """
-    how = division_of(languages if split else None)
 
-    def divide(line: str) -> tuple[list[str], Callable[[Sequence[Translation]], Translation]]:
+    def divide(line: str, target: str) -> tuple[list[str], Callable[[Sequence[Translation]], Translation]]:
+        how = division_of((language, target) if split else None)
         passage = line_passage(line, how) if markup else plain_passage(line, how)
         return [sentence.text for sentence in passage.sentences], passage.joined
 

@@ -23,14 +23,14 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38421,
+    "econmt": 38420,
     "econmt_serve": 3811,
     "econmt_distill": 1941,
     "memory": 5584,
     "runtime": 2165,
     "ops": 23341,
     "scripts": 14866,
-    "tests": 55167,
+    "tests": 55165,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -77,7 +77,7 @@ def test_terms_are_checked_and_lines_divided_by_a_given_function(word_model: Pat
     divided = Translator(
         *parts,
         SearchOptions(),
-        divide=lambda line: (line.split(";"), lambda found: found[-1]._replace(text=str(len(found)))),
+        divide=lambda line, _: (line.split(";"), lambda found: found[-1]._replace(text=str(len(found)))),
     )
     first, second = divided.translate(["a;b c", "d"])
     assert (first.text, first.score) == ("2", next(iter(inner.translate(["b c"]))).score)

@@ -19,7 +19,7 @@ from econmt_serve.text.markup_reader import line_passage
 from econmt_serve.text.passages import Passage, TextDivision
 from tests.unit.decoding.test_translator import Copying
 
-DIVIDE = divider(("", ""), split=False, markup=True)
+DIVIDE = divider("", split=False, markup=True)
 
 
 def read(line: str) -> Passage:

@@ -324,18 +324,19 @@ def test_lines_in_capitals_are_translated_as_if_they_were_not() -> None:
 )
 def test_lines_in_capitals_follow_their_language(languages: tuple[str, str], expected: str) -> None:
     """The words of a Turkish line reach the model as the vocabulary has them, and a glossary finds them."""
-    words = ["Işık", "izmir", *(f"w{number}" for number in range(24))]
+    words = ["Işık", "izmir", "<2tr>", "<2de>", *(f"w{number}" for number in range(24))]
     both = Vocabularies(*[WordVocabulary([*SPECIAL_TOKENS, *words])] * 2)
     options = SearchOptions(beam_size=2, restore_case=True)
-    glossary = Glossary({"ışık": "w5"})
-    made = (
+    made = [
         Translator([Copying()], both, options, data=data_section(100, languages), glossary=each)
-        for each in (None, glossary)
-    )
+        for each in (None, Glossary({"ışık": "w5"}))
+    ]
     plain, steered = (next(each.translate(["IŞIK İZMİR"])) for each in made)
     if expected:
         assert plain.source_tokens == ["Işık", "izmir"]
         assert plain.text == expected
+        (tagged,) = made[0].translate([Request("IŞIK İZMİR", source_prefix="<2tr>")])
+        assert tagged.text == "<2TR> IŞIK İZMİR"
         assert "W5" in steered.text.split()
     else:
         assert plain.source_tokens == steered.source_tokens != ["Işık", "izmir"]
