@@ -156,6 +156,8 @@ function named({ languages: [from, to], targets }) {
     if (first) choice.value = first;
     part("choice").hidden = false;
     [from, to] = ["", choice.value];
+    if (glossary.value) remembered(glossaryName(), glossary.value); // typed while the model was loading
+    remembered("glossary", "");
     recallGlossary();
   } else {
     part("source-name").textContent = name(from);
