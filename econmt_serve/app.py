@@ -212,11 +212,10 @@ class Service:
     def _pair(self, source: str, target: str) -> LanguagePair:
         """Returns the pair of two languages; "auto" and "" fit any source and target."""
         source = source or AUTO
-        pairs = [each for each in self._pairs if target in ("", each.target)]
-        fits = [each for each in pairs if source in (AUTO, each.source)]
+        fits = [each for each in self._pairs if source in (AUTO, each.source) and target in ("", each.target)]
         exact = [each for each in fits if each.source == source] or fits
-        if len({each[1:] for each in exact}) == 1:
-            return exact[0]
+        if len({(each.source, each.target) for each in exact}) == 1:
+            return exact[0]  # the first model's
         named = [each for each in self._pairs if each.source == AUTO or not each.served.tags]
         hint = f"this server translates {', '.join(f'{each.source} to {each.target}' for each in named)}"
         known = {AUTO, "", *(code for each in self._pairs for code in (each.source, each.target))}

@@ -105,7 +105,7 @@ class LoadedModels:
 
 
 class Served:
-    """Models of one language pair, from a local folder or those of an ensemble.
+    """Models of one language pair or of several targets, from a local folder or those of an ensemble.
 
     Attributes:
         pairs: the language pairs: one, or any two of the languages among which tags choose.

@@ -3,12 +3,12 @@
     python -m scripts.bench transformer laws-en-fr runs/transformer data.prepared=store --size econmt --marks 60 120
     python -m scripts.bench transformer runs/multi30k/recipe.yaml transformer --size three --marks 110 --device cuda
 
-It is the other side of quality by minute and of inference. Pieces, buckets, batches, their size, the label smoothing,
-the bound on gradients, the highest learning rate and an average that starts at once are the recipe's; AdamW, linear
-warm-up, then the inverse square root of updates; parameters in bfloat16 on a GPU with float32 masters; a CUDA graph for
-each shape of batches. The clock starts with the first update, before anything is compiled or captured. At each mark, in
-seconds, the parameters are copied; after training each copy translates the validation text with the recipe's beam, the
-last also the test text.
+It is the other side of the comparisons of quality by minute and of inference. Pieces, buckets, batches, their size, the
+label smoothing, the bound on gradients and the highest learning rate are the recipe's; AdamW, linear warm-up, then the
+inverse square root of updates; parameters in bfloat16 on a GPU with float32 masters; a CUDA graph for each shape of
+batches. The clock starts with the first update, before anything is compiled or captured. At each mark, in seconds, the
+parameters are copied; when training is over, those of each mark translate the validation text with the recipe's beam
+and the last also the test text.
 
 The folder gets the last parameters, model.safetensors, and, where the package ctranslate2 is installed, the folder
 ctranslate2, which `scripts.bench inference --ctranslate2` times. A folder that has parameters is not trained again.
@@ -98,10 +98,7 @@ class Trainer:
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
-        self._rate, self._share = (torch.zeros((), device=device) for _ in range(2))
-        average, on_gpu = recipe.training.averaging, device.type == "cuda"
-        self._decay = average.decay or 1.0 if average.start == "at-once" else None
-        self.saved = self._masters if self._decay is None else [master.clone() for master in self._masters]
+        self._rate, on_gpu = torch.zeros((), device=device), device.type == "cuda"
         # A tensor as learning rate can be changed between replays.
         self._optimizer = torch.optim.AdamW(
             self._masters, lr=self._rate, betas=(0.9, 0.98), fused=True, capturable=on_gpu
@@ -115,7 +112,6 @@ class Trainer:
         """Updates the parameters; the first update of a shape runs eagerly, the second is captured."""
         highest = self._training.optimizer.learning_rate
         self._rate.fill_(highest * min(number / self._warm_up, math.sqrt(self._warm_up / number)))
-        self._share.fill_(max(1.0 - (self._decay or 1.0), 1.0 / number))
         if batch.shape not in self._inputs:
             self._inputs[batch.shape] = torch.zeros_like(batch.ids, device=self._device)
         if self._graphs is None:
@@ -139,16 +135,12 @@ class Trainer:
         outputs = self.model(source, target)
         loss = self.model.losses(outputs, wanted, self._training.label_smoothing, "mean")
         torch.autograd.backward(loss)
+        gradients = [parameter.grad for parameter in self._parameters]
         with torch.no_grad():
-            torch._foreach_copy_(
-                [each.grad for each in self._masters], [each.grad for each in self._parameters]
-            )
+            torch._foreach_copy_([master.grad for master in self._masters], gradients)
             nn.utils.clip_grad_norm_(self._masters, self._training.gradient_clipping.threshold)
             self._optimizer.step()
             torch._foreach_copy_(self._parameters, self._masters)
-            if self._decay is not None:
-                for saved, master in zip(self.saved, self._masters, strict=True):
-                    saved.lerp_(master, self._share)
             self.loss.copy_(loss)
 
 
@@ -169,7 +161,7 @@ def train(
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds, allocated = time.monotonic() - began, peak_memory(device)
-            copies = [saved.to("cpu", copy=True) for saved in trainer.saved]
+            copies = [parameter.detach().clone() for parameter in model.parameters()]
             moments.append(Moment(seconds, number, allocated, tokens / (seconds - last), copies))
             print(f"checkpoint {number}: {seconds:.2f} s, loss {trainer.loss.item():.3f}", flush=True)
             tokens, last = 0, seconds
@@ -211,9 +203,7 @@ def report(
     def write(name: str, texts: list[str]) -> None:
         (folder / f"hypotheses.{name}").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
-    def said(texts: list[str], references: list[str]) -> str:
-        return "BLEU {bleu}, chrF {chrf}".format(**scores_of(texts, references))
-
+    said = "BLEU {bleu}, chrF {chrf}".format_map
     beam, valid = recipe.decoding.beam_size, prepared.valid_text.target
     table = ["\t".join((*Moment._fields[:-1], "bleu"))]
     for moment in moments:
@@ -221,16 +211,17 @@ def report(
             parameter.data.copy_(copy)
         texts, perplexity = translate(model, prepared.valid, prepared, beam)
         write(f"{moment.update:05d}", texts)
-        table.append("\t".join(map(str, (*moment[:-1], scores_of(texts, valid)["bleu"]))))
-        print(f"mark: {moment.seconds:.2f} s, {said(texts, valid)}, perplexity {perplexity:.2f}", flush=True)
+        scores = scores_of(texts, valid)
+        table.append("\t".join(map(str, (*moment[:-1], scores["bleu"]))))
+        print(f"mark: {moment.seconds:.2f} s, {said(scores)}, perplexity {perplexity:.2f}", flush=True)
     (folder / "metrics.tsv").write_text("".join(f"{line}\n" for line in table), encoding="utf-8")
     began = time.monotonic()
     texts, _ = translate(model, prepared.valid, prepared, 1)
-    print(f"greedy: {said(texts, valid)}, {time.monotonic() - began:.1f} s", flush=True)
+    print(f"greedy: {said(scores_of(texts, valid))}, {time.monotonic() - began:.1f} s", flush=True)
     if prepared.test is not None:
         texts, _ = translate(model, prepared.test, prepared, beam)
         write("test", texts)
-        print(f"test: {said(texts, prepared.test_text.target)}", flush=True)
+        print(f"test: {said(scores_of(texts, prepared.test_text.target))}", flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -117,23 +117,6 @@ def test_it_learns_a_prepared_text_and_scores_every_mark(
     assert (ended.code, again.code, "mark" in again.out) == (0, 0, False)
 
 
-@pytest.mark.parametrize("decay", [0.5, None])
-def test_parameters_are_averaged_as_the_recipe_says(decay: float | None, model: Transformer) -> None:
-    averaging = f"training:\n  averaging: {{start: at-once, decay: {decay or 'null'}}}\n"
-    recipe = parse_recipe(RECIPE.replace("training:\n", averaging), "test")
-    trainer = transformer.Trainer(model, recipe, 1, torch.device("cpu"))
-    average = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    batch = transformer.Loaded((4, 3), torch.cat((SOURCE, TARGET, TARGET), 1), 5)
-    for number in range(1, 4):
-        trainer.update(number, batch)
-        share = max(1 / number, 1 - (decay or 1.0))
-        average = [
-            old + share * (new.detach() - old) for old, new in zip(average, model.parameters(), strict=True)
-        ]
-    assert not torch.allclose(average[0], next(model.parameters()))
-    torch.testing.assert_close(trainer.saved, average)
-
-
 def test_ctranslate2_finds_the_same_best_words(model: Transformer, tmp_path: Path) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     tokens = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{number}" for number in range(4, 20))]

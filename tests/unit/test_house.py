@@ -24,12 +24,12 @@ MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
     "econmt": 38420,
-    "econmt_serve": 3811,
+    "econmt_serve": 3810,
     "econmt_distill": 1941,
     "memory": 5584,
     "runtime": 2165,
     "ops": 23341,
-    "scripts": 14866,
+    "scripts": 14840,
     "tests": 55165,
 }
 """Lines of Python below each folder; they may only fall."""

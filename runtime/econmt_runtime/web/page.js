@@ -4,7 +4,7 @@ const PAUSE = 150; // milliseconds after a key before the text is translated
 const GLOSSARY_PAUSE = 600;
 const ALTERNATIVES = 5;
 const CHUNK = 64; // sentences that are translated before they are shown
-const SPACELESS = /^(zh|ja|yue|cmn)\b/; // languages without blanks between sentences
+const SPACELESS = /^(zh|ja|yue|cmn)(?![a-z])/; // languages without blanks between sentences
 const WIDE_END = /[。｡！？]["”’」』】）〉》]*$/; // of a sentence that needs no blank after it
 const part = (name) => document.getElementById(name);
 const [source, target, status, wrong, bar, glossary] = ["source", "target", "status", "wrong", "progress", "glossary"].map(part);
