@@ -194,7 +194,7 @@ def outlook(settings: recipe.Recipe, batches_per_epoch: int, seconds: float) -> 
         text += f", the first BLEU comes at update {interval:,} after about {duration(seconds * interval)}"
         few, many = TWENTY_BLEU
         if last is None or last >= many:
-            text += f"; 20 BLEU took recipes multi30k, tatoeba and laws-en-fr {few:,} to {many:,} updates, "
+            text += f"; 20 BLEU took recipes multi30k and tatoeba {few:,} to {many:,} updates, "
             text += f"about {duration(seconds * few)} to {duration(seconds * many)} here"
     return text
 

@@ -8,7 +8,6 @@ A store of random ids with realistic lengths is written directly and then read b
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,7 @@ import numpy as np
 
 from scripts.bench.compare.measure import resident_bytes
 
-VOCABULARY = 32_000
-CHUNK = 250_000
-MAX_LENGTH = 100
+VOCABULARY, CHUNK, MAX_LENGTH = 32_000, 250_000, 100
 MEAN_LENGTH = 25.0
 """Mean tokens of a sentence."""
 
@@ -32,8 +29,7 @@ def generate(folder: Path, pairs: int) -> None:
     from econmt.data.batching.token_store import TokenStoreWriter
 
     draw = np.random.default_rng(1)
-    spread = 0.55
-    centre = np.log(MEAN_LENGTH) - spread**2 / 2
+    spread, centre = 0.55, np.log(MEAN_LENGTH) - 0.55**2 / 2
     writer = TokenStoreWriter(folder, "train", VOCABULARY)
     writer.begin_file(Path("generated.en"), Path("generated.de"))
     for first in range(0, pairs, CHUNK):
@@ -56,28 +52,13 @@ def memory() -> dict[str, int]:
     return {name: size // 1_000_000 for name, size in zip(("now", "peak"), sizes, strict=True)}
 
 
-def forget(path: Path) -> None:
-    """Drops a file from the system's cache."""
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def print_figures(folder: str, batches: int) -> None:
-    """Prints what :func:`read` measures as JSON."""
-    print(json.dumps(read(Path(folder), batches), indent=1))
-
-
-def read(folder: Path, batches: int) -> dict[str, object]:
-    """Opens the store, reads batches in order and at random positions; returns the figures."""
-    began = time.perf_counter()
+def read(name: str, batches: int) -> str:
+    """Opens a folder's store and reads batches in order; returns the figures as JSON."""
+    folder, began = Path(name), time.perf_counter()
     import torch
 
-    result: dict[str, object] = {
-        "torch": torch.__version__,
-        "torch_import_seconds": round(time.perf_counter() - began, 2),
-    }
-    result["memory_after_import_torch"] = memory()
+    result: dict[str, object] = {"torch_import_seconds": round(time.perf_counter() - began, 2)}
+    result["torch"], result["memory_after_import_torch"] = torch.__version__, memory()
 
     from econmt.config.recipe import BatchSize
     from econmt.data.batching.batches import BatchIterator
@@ -104,10 +85,8 @@ def read(folder: Path, batches: int) -> dict[str, object]:
     result["batches_read"], result["batches_per_second"] = wanted, round(wanted / seconds)
     result["tokens_per_second"] = round(real / seconds)
     result["real_share_of_padded"] = round(real / padded, 3)
-    result["memory_after_reading"] = memory()
-
     result["memory_at_end"] = memory()
-    return result
+    return json.dumps(result, indent=1)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -123,5 +102,5 @@ def main(words: Sequence[str] | None = None) -> None:
         generate(folder, given.pairs)
         size, seconds = sum(path.stat().st_size for path in folder.iterdir()), time.perf_counter() - began
         print(f"wrote {given.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
-        code = f"from scripts.bench import data; data.print_figures({name!r}, {given.batches})"
+        code = f"from scripts.bench import data; print(data.read({name!r}, {given.batches}))"
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -36,23 +36,16 @@ def scores(prefix: Path, hypotheses: Path) -> Iterator[Row]:
     for name in ("chrf", "bleu"):
         means = []
         for source in languages:
-            row: Row = {"metric": name, "from": source}
-            for target in languages:
-                if source == target:
-                    row[target] = ""
-                    continue
+            row: Row = {"metric": name, "from": source, **dict.fromkeys(languages, "")}
+            for target in (each for each in languages if each != source):
                 references, translations = by_direction[f"{source}-{target}"]
                 tokenize = tokenizer_of(target).name if name == "bleu" else None
                 metric = make_metric(name, [references], tokenize=tokenize)
                 row[target] = round(corpus_score(metric, translations).value, 1)
                 means.append(float(row[target]))
             yield row
-        yield {
-            "metric": name,
-            "from": "mean",
-            **dict.fromkeys(languages, ""),
-            "all": round(statistics.mean(means), 1),
-        }
+        mean = round(statistics.mean(means), 1)
+        yield {"metric": name, "from": "mean", **dict.fromkeys(languages, ""), "all": mean}
 
 
 def main(words: Sequence[str] | None = None) -> None:

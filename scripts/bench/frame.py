@@ -320,6 +320,7 @@ def draw_lines(
     axes: tuple[str, str],
     title: str = "",
     marker: str = "o",
+    ticks: Sequence[float] = (),
 ) -> None:
     """Draws lines.
 
@@ -329,6 +330,7 @@ def draw_lines(
         axes: Labels of both axes.
         title: Title of the picture.
         marker: Marker of the points.
+        ticks: Ticks of a logarithmic horizontal axis; none: it is linear, and the vertical one begins at 0.
     """
     from matplotlib.figure import Figure
 
@@ -336,7 +338,12 @@ def draw_lines(
     plot: Any = figure.add_subplot()
     for label, points in lines.items():
         plot.plot(*zip(*sorted(points.items()), strict=True), marker=marker, label=label)
-    plot.set_ylim(bottom=0)
+    if ticks:
+        plot.set_xscale("log")
+        plot.set_xticks([], minor=True)
+        plot.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    else:
+        plot.set_ylim(bottom=0)
     plot.set(xlabel=axes[0], ylabel=axes[1], title=title)
     if lines:
         plot.legend(fontsize="small")

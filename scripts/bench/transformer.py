@@ -3,12 +3,12 @@
     python -m scripts.bench transformer laws-en-fr runs/transformer data.prepared=store --size econmt --marks 60 120
     python -m scripts.bench transformer runs/multi30k/recipe.yaml transformer --size three --marks 110 --device cuda
 
-It is the other side of the comparisons of quality by minute and of inference. Pieces, buckets, batches, their size, the
-label smoothing, the bound on gradients and the highest learning rate are the recipe's; AdamW, linear warm-up, then the
-inverse square root of updates; parameters in bfloat16 on a GPU with float32 masters; a CUDA graph for each shape of
-batches. The clock starts with the first update, before anything is compiled or captured. At each mark, in seconds, the
-parameters are copied; when training is over, those of each mark translate the validation text with the recipe's beam
-and the last also the test text.
+It is the other side of quality by minute and of inference. Pieces, buckets, batches, their size, the label smoothing,
+the bound on gradients, the highest learning rate and an average that starts at once are the recipe's; AdamW, linear
+warm-up, then the inverse square root of updates; parameters in bfloat16 on a GPU with float32 masters; a CUDA graph for
+each shape of batches. The clock starts with the first update, before anything is compiled or captured. At each mark, in
+seconds, the parameters are copied; after training each copy translates the validation text with the recipe's beam, the
+last also the test text.
 
 The folder gets the last parameters, model.safetensors, and, where the package ctranslate2 is installed, the folder
 ctranslate2, which `scripts.bench inference --ctranslate2` times. A folder that has parameters is not trained again.
@@ -98,7 +98,10 @@ class Trainer:
         self._masters = [parameter.detach().float().clone() for parameter in self._parameters]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
-        self._rate, on_gpu = torch.zeros((), device=device), device.type == "cuda"
+        self._rate, self._share = (torch.zeros((), device=device) for _ in range(2))
+        average, on_gpu = recipe.training.averaging, device.type == "cuda"
+        self._decay = average.decay or 1.0 if average.start == "at-once" else None
+        self.saved = self._masters if self._decay is None else [master.clone() for master in self._masters]
         # A tensor as learning rate can be changed between replays.
         self._optimizer = torch.optim.AdamW(
             self._masters, lr=self._rate, betas=(0.9, 0.98), fused=True, capturable=on_gpu
@@ -112,6 +115,7 @@ class Trainer:
         """Updates the parameters; the first update of a shape runs eagerly, the second is captured."""
         highest = self._training.optimizer.learning_rate
         self._rate.fill_(highest * min(number / self._warm_up, math.sqrt(self._warm_up / number)))
+        self._share.fill_(max(1.0 - (self._decay or 1.0), 1.0 / number))
         if batch.shape not in self._inputs:
             self._inputs[batch.shape] = torch.zeros_like(batch.ids, device=self._device)
         if self._graphs is None:
@@ -141,6 +145,9 @@ class Trainer:
             nn.utils.clip_grad_norm_(self._masters, self._training.gradient_clipping.threshold)
             self._optimizer.step()
             torch._foreach_copy_(self._parameters, self._masters)
+            if self._decay is not None:
+                for saved, master in zip(self.saved, self._masters, strict=True):
+                    saved.lerp_(master, self._share)
             self.loss.copy_(loss)
 
 
@@ -161,7 +168,7 @@ def train(
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds, allocated = time.monotonic() - began, peak_memory(device)
-            copies = [parameter.detach().clone() for parameter in model.parameters()]
+            copies = [saved.to("cpu", copy=True) for saved in trainer.saved]
             moments.append(Moment(seconds, number, allocated, tokens / (seconds - last), copies))
             print(f"checkpoint {number}: {seconds:.2f} s, loss {trainer.loss.item():.3f}", flush=True)
             tokens, last = 0, seconds

@@ -117,6 +117,21 @@ def test_it_learns_a_prepared_text_and_scores_every_mark(
     assert (ended.code, again.code, "mark" in again.out) == (0, 0, False)
 
 
+@pytest.mark.parametrize("decay", [0.5, None])
+def test_parameters_are_averaged_as_the_recipe_says(decay: float | None, model: Transformer) -> None:
+    averaging = f"training:\n  averaging: {{start: at-once, decay: {decay or 'null'}}}\n"
+    recipe = parse_recipe(RECIPE.replace("training:\n", averaging), "test")
+    trainer = transformer.Trainer(model, recipe, 1, torch.device("cpu"))
+    average = [torch.zeros_like(each) for each in model.parameters()]
+    batch = transformer.Loaded((4, 3), torch.cat((SOURCE, TARGET, TARGET), 1), 5)
+    for number, share in enumerate((1.0, 0.5, decay or 1 / 3), 1):
+        trainer.update(number, batch)
+        pairs = zip(average, model.parameters(), strict=True)
+        average = [old + share * (new.detach() - old) for old, new in pairs]
+    assert not torch.allclose(average[0], next(model.parameters()))
+    torch.testing.assert_close(trainer.saved, average)
+
+
 def test_ctranslate2_finds_the_same_best_words(model: Transformer, tmp_path: Path) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     tokens = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{number}" for number in range(4, 20))]

@@ -29,7 +29,7 @@ MOST_LINES = {
     "memory": 5584,
     "runtime": 2165,
     "ops": 23341,
-    "scripts": 14840,
+    "scripts": 14839,
     "tests": 55165,
 }
 """Lines of Python below each folder; they may only fall."""

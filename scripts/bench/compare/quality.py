@@ -5,7 +5,7 @@ the first update on: econmt as a user runs it, with its validations, and the tra
 transformer``, which translate when training is over. What translates has the recipe's beam.
 
     econmt prepare laws-en-fr --output store
-    python -m scripts.bench compare.quality --store store --only econmt --change training.optimizer.learning_rate=0.0016
+    python -m scripts.bench compare.quality --store store --only econmt --change training.max_buckets=40
     python -m scripts.bench compare.quality --show quality.json --plot quality.png
 
 One whose figures are in the output file is not measured again.
@@ -37,7 +37,7 @@ from .tools.econmt import Econmt
 from .turns import Trainee, run_alone, write_log
 
 RECIPE = "laws-en-fr"
-MARKS = (60.0, 120.0, 240.0, 490.0)
+MARKS = (60.0, 120.0, 240.0, 540.0, 1200.0)
 START_SECONDS = 30
 """Seconds that econmt, whose own limit counts its start, gets beyond the last mark."""
 BEGINS = "first update begins"
@@ -184,8 +184,8 @@ def rows_of(figures: Mapping[str, Any]) -> Row:
 def draw(results: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Draws BLEU over the minutes of training."""
     lines = {each["name"]: {seconds / 60: score for seconds, score in each["curve"]} for each in results}
-    title = "Validation text of laws-en-fr, English to French"
-    draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title)
+    title, ticks = "Validation text of laws-en-fr, English to French", [mark / 60 for mark in MARKS]
+    draw_lines(lines, path, axes=("minutes of training", "BLEU"), title=title, ticks=ticks)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -193,7 +193,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add = bench.add_argument
     add("--store", type=Path, help="prepared store of the recipe, from econmt prepare")
     add("--only", nargs="+", choices=PROGRAMS, metavar="NAME", help=f"of {', '.join(PROGRAMS)}")
-    add("--marks", nargs="+", type=float, default=list(MARKS), help="seconds of training (60 120 240 490)")
+    add("--marks", nargs="+", type=float, default=list(MARKS), help="seconds of training %(default)s")
     add("--work", type=Path, default=CACHE / "quality", help="models and logs")
     add("--change", type=str.split, default=[], help="changes of the recipe, and options of the transformers")
     add("--output", type=Path, default=Path("quality.json"), help="JSON file of all figures")
@@ -209,10 +209,8 @@ def main(words: Sequence[str] | None = None) -> int:
             draw(shown, options.plot)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is running is ended too
-    results: dict[str, Any] = {}
-    if options.output.is_file():
-        results = json.loads(options.output.read_text(encoding="utf-8"))
-    failed = False
+    known = options.output.read_text(encoding="utf-8") if options.output.is_file() else "{}"
+    results, failed = json.loads(known), False
     for key in options.only or list(PROGRAMS):
         if key in results:
             say(f"{key}: measured before")

@@ -74,7 +74,7 @@ def test_the_outlook_says_what_it_is_based_on() -> None:
         "at the speed of the first updates, without validation: an epoch takes about 0:03:46, "
     )
     assert (
-        "the first BLEU comes at update 450 after about 0:03:45; 20 BLEU took recipes multi30k, tatoeba"
+        "the first BLEU comes at update 450 after about 0:03:45; 20 BLEU took recipes multi30k and tatoeba"
         in told
     )
     assert told.endswith("600 to 1,800 updates, about 0:05:00 to 0:15:00 here")
