@@ -85,11 +85,8 @@ def check_details(translations: Iterable[Translation]) -> None:
     entries = [entry for each in translations for entry in each.hypotheses]
     weights = sum(entry.attention.numel() for entry in entries if entry.attention is not None)
     if weights > _MOST_WEIGHTS:
-        raise Refused(
-            413,
-            f"details: attention of {weights:,} weights, at most {_MOST_WEIGHTS:,} are written; send parts, or set "
-            "attention to false",
-        )
+        written = f"at most {_MOST_WEIGHTS:,} are written; send parts, or set attention to false"
+        raise Refused(413, f"details: attention of {weights:,} weights, {written}")
 
 
 def languages(pairs: Sequence[LanguagePair]) -> list[dict[str, Any]]:

@@ -154,8 +154,10 @@ class Served:
             return ""
         self._failures += 1
         self._pause = 2 ** min(self._failures, _LONGEST_PAUSE)
-        self.loaded = self._load_folders()
-        self._stamp = stamp
+        loaded = self._load_folders()
+        if loaded.model.vocabularies.target_tags != self.tags:
+            raise InputError(f"{self.folders[0]}: has other target languages now; start the server anew")
+        self.loaded, self._stamp = loaded, stamp
         before, self._checkpoints = self._checkpoints, list(map(_checkpoint, self._saved))
         changes = zip(self.folders, before, self._checkpoints, strict=True)
         return "; ".join(f"{folder}: {new} replaces {old}" for folder, old, new in changes if new != old) or (

@@ -24,7 +24,7 @@ MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
     "econmt": 38420,
-    "econmt_serve": 3810,
+    "econmt_serve": 3809,
     "econmt_distill": 1941,
     "memory": 5584,
     "runtime": 2165,

@@ -180,6 +180,9 @@ def test_new_parameters_are_tried_at_once_after_broken(better: Path, mine: Path)
     assert tries(1) == "F"
     full[0] = False
     assert tries(4) == "..!.", "of the same file, when it can be loaded"
+    served.tags = {"de": "<2de>"}
+    put(better, mine)
+    assert tries(1) == "F", "a model of other target languages"
 
 
 def test_a_reload_tells_both_checkpoints(folder: Path, better: Path, mine: Path) -> None:
