@@ -29,7 +29,7 @@ class watch:  # noqa: N801 # called like track
 
     Args:
         page: HTML page; None: no page.
-        step: Number of the step, from 1 on.
+        step: Number of the step, from 1 on; ValueError is raised for another.
 
     Attributes:
         account: Account that was written; None before.
@@ -37,6 +37,8 @@ class watch:  # noqa: N801 # called like track
     """
 
     def __init__(self, page: Path | str | None = "memory.html", *, step: int = 3) -> None:
+        if step < 1:
+            raise ValueError(f"memory.watch: step {step} is not a step; the first one is 1")
         self._page, self._step = page, step
         self._hooks, self._block = ExitStack(), ExitStack()
         self._updates: dict[Optimizer, int] = {}
@@ -64,11 +66,8 @@ class watch:  # noqa: N801 # called like track
         It begins with a forward pass, since a program may have the profiler name a part of its step: the end of a name
         that has begun in one profile must not come in another.
         """
-
-        def is_other(model: nn.Module) -> bool:
-            return all(each is not parameter for each in model.parameters())
-
-        models = sorted(live_models(), key=is_other)  # the one that trains comes first
+        # The model that trains comes first.
+        models = sorted(live_models(), key=lambda it: all(each is not parameter for each in it.parameters()))
         try:
             block = track(models, list(self._updates), device=parameter.device)
             self._running = self._block.enter_context(block)

@@ -91,8 +91,10 @@ def test_a_step_ends_with_the_last_of_several_optimizers() -> None:
             optimizer.step()
     assert watched.steps == 2
     assert watched.account is not None
-    phases = [phase for phase, _ in groupby(event.phase for event in watched.account.ledger.timeline)]
-    assert phases.count("optimizer") == 2
+    phases = groupby(event.phase for event in watched.account.ledger.timeline)
+    assert [phase for phase, _ in phases].count("optimizer") == 2
+    with pytest.raises(ValueError, match="step 0 is not a step; the first one is 1"):
+        memory.watch(None, step=0)
 
 
 def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +111,7 @@ def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytes
 def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, inputs = perceptron()
-    page = tmp_path / "page.html"
+    (model, inputs), page = perceptron(), tmp_path / "page.html"
     watched = memory.watch(page)
 
     def fill() -> None:
@@ -145,8 +146,7 @@ def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
         model(inputs).sum() / (1 // 0)
     with torch.profiler.profile(), memory.watch(page) as refused:
         model(inputs)
-    assert refused.steps == 0
-    assert "PyTorch's profiler runs already" in capsys.readouterr().err
+    assert (refused.steps, "PyTorch's profiler runs already" in capsys.readouterr().err) == (0, True)
 
 
 def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
