@@ -12,15 +12,7 @@ if os.path.isdir(_PACKAGES) and _PACKAGES not in sys.path:  # noqa: PTH112
     sys.path.append(_PACKAGES)
 
 __version__ = "0.1.0"
-__all__ = [
-    "Request",
-    "TrainedModel",
-    "__version__",
-    "evaluate",
-    "load",
-    "memory",
-    "train",
-]
+__all__ = ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]
 
 if TYPE_CHECKING:
     import econmt_memory as memory

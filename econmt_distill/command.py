@@ -190,11 +190,7 @@ def distill(
 
 
 def _teacher(
-    folder: Path | None,
-    text: TextOptions,
-    teaching: TeacherOptions,
-    device: str | None,
-    threads: int | None,
+    folder: Path | None, text: TextOptions, teaching: TeacherOptions, device: str | None, threads: int | None
 ) -> TeacherChoice:
     """Returns the teacher that the options describe.
 

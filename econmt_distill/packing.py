@@ -27,11 +27,7 @@ class PackedStudent(NamedTuple):
 
 
 def pack(
-    output: Path,
-    recipe: Recipe,
-    search: Sequence[Path],
-    shortlist: int,
-    say: Callable[[str], object],
+    output: Path, recipe: Recipe, search: Sequence[Path], shortlist: int, say: Callable[[str], object]
 ) -> PackedStudent:
     """Makes the forms of a student in ``output``, unless they are there and were made from the same parameters.
 

@@ -35,12 +35,7 @@ class StudentChoice:
     threads: int | None = None
 
     def load(
-        self,
-        output: Path,
-        text: str,
-        teacher: Recipe | None,
-        suffixes: Mapping[str, str],
-        ratio: float = 1.0,
+        self, output: Path, text: str, teacher: Recipe | None, suffixes: Mapping[str, str], ratio: float = 1.0
     ) -> Recipe:
         """Returns the student's recipe.
 

@@ -72,11 +72,7 @@ _BY_LABEL = {
     for label in (row[0], *row[2:])
 }
 UTF_8 = _BY_LABEL["utf-8"]
-_MARKS = {
-    b"\xef\xbb\xbf": UTF_8,
-    b"\xff\xfe": _BY_LABEL["utf-16le"],
-    b"\xfe\xff": _BY_LABEL["utf-16be"],
-}
+_MARKS = {b"\xef\xbb\xbf": UTF_8, b"\xff\xfe": _BY_LABEL["utf-16le"], b"\xfe\xff": _BY_LABEL["utf-16be"]}
 
 
 def web_encoding(label: str) -> WebEncoding | None:

@@ -57,9 +57,7 @@ class EarlyStopping(Section):
     """Choice of the best checkpoint, and the criterion for stopping."""
 
     metric: Annotated[
-        Literal["perplexity", "bleu", "chrf", "ter", "accuracy", "hook"],
-        NO_MEMORY,
-        TRANSLATION,
+        Literal["perplexity", "bleu", "chrf", "ter", "accuracy", "hook"], NO_MEMORY, TRANSLATION
     ] = Field(
         "perplexity",
         description="validation metric that selects the best checkpoint; chrf and ter are computed by sacreBLEU, only "
@@ -76,16 +74,7 @@ class OptimizerSection(Section):
     """Optimizer and learning rate."""
 
     name: Literal[
-        "adam",
-        "adamw",
-        "sgd",
-        "nadam",
-        "radam",
-        "adagrad",
-        "adadelta",
-        "rmsprop",
-        "adafactor",
-        "adam8bit",
+        "adam", "adamw", "sgd", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "adafactor", "adam8bit"
     ] = Field(
         "adam",
         description="algorithm, as in torch.optim; adam8bit: moments of matrices in 8 bits instead of 32 (after "
@@ -140,10 +129,7 @@ class ScheduleSection(Section):
         None, description="update at which min_learning_rate is reached (cosine, linear), usually max_updates"
     )
     min_learning_rate: float = Field(
-        0.0,
-        ge=0.0,
-        le=limits.RATE,
-        description="lowest learning rate after warmup (cosine, linear)",
+        0.0, ge=0.0, le=limits.RATE, description="lowest learning rate after warmup (cosine, linear)"
     )
     reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of each reduction (plateau-reduce)")
     reduce_num_not_improved: Checkpoints = Field(

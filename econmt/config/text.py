@@ -41,9 +41,7 @@ class TextWords(Section):
         1, description="words that occur less often in the training text become <unk>"
     )
     lists: list[FileName] = Field(
-        [],
-        max_length=1,
-        description="a list of words to use, as for translation; empty: learn it",
+        [], max_length=1, description="a list of words to use, as for translation; empty: learn it"
     )
 
 

@@ -73,13 +73,7 @@ def estimate_step(
     with fake_tensors(device) as mode, captured(in_graphs):
         model = task.build_model().train()
         step = simulated_step(
-            task,
-            model,
-            rank,
-            Shape(*shape),
-            precision,
-            implementations=implementations,
-            target_device=device,
+            task, model, rank, Shape(*shape), precision, implementations=implementations, target_device=device
         )
         step.overlaps = training.memory_budget is None
         step.prepare()

@@ -201,11 +201,7 @@ def outlook(settings: recipe.Recipe, batches_per_epoch: int, seconds: float) -> 
 
 def _done(state: TrainingState, epochs: float) -> dict[str, float]:
     """Returns the progress of each quantity that a recipe can limit, by its key."""
-    return {
-        "max_updates": state.update,
-        "max_epochs": epochs,
-        "max_seconds": state.seconds,
-    }
+    return {"max_updates": state.update, "max_epochs": epochs, "max_seconds": state.seconds}
 
 
 class RunAverage:

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from econmt.budget.run_budget import Budget, divide
-from econmt.checkpoint.checkpoints import (
-    Saved,
-    load_parameters,
-    load_saved,
-    prove,
-    save_commit,
-    saving,
-)
+from econmt.checkpoint.checkpoints import Saved, load_parameters, load_saved, prove, save_commit, saving
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.recovery import finish_commit
 from econmt.checkpoint.state import Meter, TrainingState, random_states, restore_random_states

@@ -288,11 +288,7 @@ def _opens(sign: str) -> bool:
 
 
 def _arranged(
-    marks: Sequence[Mark],
-    target: Sequence[Unit],
-    sources: Sequence[set[int]],
-    begin: int,
-    end: int,
+    marks: Sequence[Mark], target: Sequence[Unit], sources: Sequence[set[int]], begin: int, end: int
 ) -> Iterator[_Piece]:
     """Yields the pieces of the target units from ``begin`` to ``end`` with the marks among them."""
     links = sorted((index, at) for at in range(begin, end) for index in sources[at]) if marks else []

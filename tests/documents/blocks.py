@@ -37,10 +37,7 @@ ONLY_PARSED = {
         "distill runs/multi30k -s multi30k/",
     ],
     "several hosts": ["torchrun ", "srun ", "#SBATCH", "scontrol "],
-    "packages that tests do not install": [
-        "scripts.bench compare.",
-        "bench transformer",
-    ],
+    "packages that tests do not install": ["scripts.bench compare.", "bench transformer"],
 }
 """Why some commands are not executed, and what they contain."""
 

@@ -137,7 +137,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {  # "*" in a message is 
         ({"lengths": torch.full((3,), 5)}, "lengths must be from 0 to 4, got 5"),
     ],
     "bidirectional-low-rank": [
-        ({"backward": Make("cpu").layer(3, 6)}, "backward must be LowRankLSTMWeights, as forward is"),
+        ({"backward": Make("cpu").layer(3, 6)}, "backward must be LowRankLSTMWeights, as forward is")
     ],
     "attentional-lstm-additive": [
         ({"inputs": ones(3, 3)}, "inputs must be (B, T, I), got (3, 3)"),
@@ -235,7 +235,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {  # "*" in a message is 
         ({"lengths": torch.ones(2).long()}, "lengths must be (B,) with B=3"),
     ],
     "sru": [  # the highway of inputs of another width has a matrix of its own
-        ({"layers.0": GateWeights(ones(18, 3), ones(24))}, "layers[0].input must be (4H, I) with 4H=24, I=3"),
+        ({"layers.0": GateWeights(ones(18, 3), ones(24))}, "layers[0].input must be (4H, I) with 4H=24, I=3")
     ],
 }
 

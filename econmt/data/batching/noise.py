@@ -137,11 +137,7 @@ class NoiseMaker:
 
 
 def changed_text(
-    kind: int,
-    source: str,
-    target: str,
-    draw: np.random.Generator,
-    languages: tuple[str, str] = ("", ""),
+    kind: int, source: str, target: str, draw: np.random.Generator, languages: tuple[str, str] = ("", "")
 ) -> tuple[str, str]:
     """Applies all kinds of noise in the bits ``kind`` to a pair of texts in ``languages``."""
     if kind & UPPER:

@@ -117,9 +117,7 @@ class AlignedTerms(Terms):
     """
 
     def __init__(
-        self,
-        pairs_factory: Callable[[], Iterator[tuple[str, str]]],
-        languages: tuple[str, str] = ("", ""),
+        self, pairs_factory: Callable[[], Iterator[tuple[str, str]]], languages: tuple[str, str] = ("", "")
     ) -> None:
         self._languages = languages
         count = sum(1 for _ in pairs_factory())

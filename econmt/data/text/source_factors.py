@@ -8,13 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from econmt.data.text.vocabulary import (
-    UNK,
-    WORD_START,
-    Vocabularies,
-    Vocabulary,
-    split_words,
-)
+from econmt.data.text.vocabulary import UNK, WORD_START, Vocabularies, Vocabulary, split_words
 from econmt.errors import InputError
 from econmt.factored_ids import joined_ids
 

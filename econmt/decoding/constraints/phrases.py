@@ -13,16 +13,7 @@ from torch import Tensor
 
 from econmt.data.text.corpus import read_lines
 from econmt.data.text.glossary import SPACELESS
-from econmt.data.text.vocabulary import (
-    BOS,
-    EOS,
-    PAD,
-    UNK,
-    WORD_START,
-    Vocabulary,
-    normalized,
-    split_words,
-)
+from econmt.data.text.vocabulary import BOS, EOS, PAD, UNK, WORD_START, Vocabulary, normalized, split_words
 
 _MARKER = "\ufffe"
 """Character that occurs in no text; text after it is segmented as within a word."""

@@ -22,13 +22,7 @@ from econmt.estimate.report.report import (
 from econmt_memory.measure.ledger import CATEGORIES
 from econmt_memory.report.charts import Bar, bars, escape
 from econmt_memory.report.ledger_tables import largest_table, ledger_table
-from econmt_memory.report.page import (
-    document,
-    html_table,
-    layer_bars,
-    live_chart,
-    section,
-)
+from econmt_memory.report.page import document, html_table, layer_bars, live_chart, section
 from econmt_memory.report.tables import format_bytes
 
 _STASH_ORDER = ("attention", "decoder", "encoder", "output", "embedding", "loss", "other")

@@ -172,7 +172,4 @@ def _layer_products(name: str, layer: Split, *, adds: bool) -> dict[str, Affine 
     """Returns the two products of a layer, whose input weight may be None; ``adds``: True if their sum is needed."""
     parts = [dense(part) for part in (layer.input, layer.hidden if adds else None) if part is not None]
     recur = None if adds or layer.hidden is None else (dense(layer.hidden), layer.recurrent_bias)
-    return {
-        f"{name}.read": (torch.cat(parts, 1), layer.read_bias) if parts else None,
-        f"{name}.recur": recur,
-    }
+    return {f"{name}.read": (torch.cat(parts, 1), layer.read_bias) if parts else None, f"{name}.recur": recur}

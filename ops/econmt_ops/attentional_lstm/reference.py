@@ -59,11 +59,7 @@ class _Attention:
     """
 
     def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        weights: AttentionalLSTMWeights,
-        options: DecoderOptions,
+        self, keys: Tensor, values: Tensor, weights: AttentionalLSTMWeights, options: DecoderOptions
     ) -> None:
         lengths = options.lengths
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)

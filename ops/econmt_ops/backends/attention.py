@@ -13,12 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.protocol import (
-    AttentionBackward,
-    AttentionGradients,
-    AttentionInputs,
-    CoverageStep,
-)
+from econmt_ops.backends.protocol import AttentionBackward, AttentionGradients, AttentionInputs, CoverageStep
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows

@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.protocol import (
-    AttentionBackward,
-    AttentionGradients,
-    AttentionInputs,
-    CoverageStep,
-)
+from econmt_ops.backends.protocol import AttentionBackward, AttentionGradients, AttentionInputs, CoverageStep
 from econmt_ops.cells.coverage import coverage_backward, coverage_forward
 from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.precision import accumulate_dtype

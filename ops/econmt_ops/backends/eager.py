@@ -16,13 +16,7 @@ from econmt_ops.backends import c as library
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.covered_attention import CoveredAttention
-from econmt_ops.backends.protocol import (
-    AttentionInputs,
-    CellStep,
-    OutputStep,
-    Read,
-    StepGradients,
-)
+from econmt_ops.backends.protocol import AttentionInputs, CellStep, OutputStep, Read, StepGradients
 from econmt_ops.cells import lstm
 from econmt_ops.cells.output import output_backward, output_forward
 from econmt_ops.core.activations import tanh_
@@ -81,13 +75,7 @@ def lstm_forward(
 
 
 def lstm_backward(
-    gates: Tensor,
-    before: Tensor,
-    after: Tensor,
-    dh: Tensor,
-    other: Tensor | None,
-    dc: Tensor,
-    dgates: Tensor,
+    gates: Tensor, before: Tensor, after: Tensor, dh: Tensor, other: Tensor | None, dc: Tensor, dgates: Tensor
 ) -> None:
     """Runs one step backward; the arguments are those of `EagerSteps.cell_backward`, dropout applied."""
     exact = dc.dtype

@@ -68,12 +68,7 @@ class CoverageGradients(NamedTuple):
 
 
 def coverage_backward(
-    weights: Coverage,
-    before: Tensor,
-    after: Tensor,
-    attention: Tensor,
-    state: Tensor | None,
-    dafter: Tensor,
+    weights: Coverage, before: Tensor, after: Tensor, attention: Tensor, state: Tensor | None, dafter: Tensor
 ) -> CoverageGradients:
     """Computes the gradients of :func:`coverage_forward`, given its result and the gradient of that, (B, S, W)."""
     share = attention.unsqueeze(2)

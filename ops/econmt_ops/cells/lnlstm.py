@@ -26,11 +26,7 @@ from torch import Tensor
 from econmt_ops.cells import lstm
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.cells.protocol import Split, StepCell
-from econmt_ops.core.weights import (
-    AnyLayerNormLSTMWeights,
-    LayerNormLSTMWeights,
-    LayerNormPerGateLSTMWeights,
-)
+from econmt_ops.core.weights import AnyLayerNormLSTMWeights, LayerNormLSTMWeights, LayerNormPerGateLSTMWeights
 
 
 def _standardized(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -145,10 +145,7 @@ class Store:
         return self._read().get(where, {})
 
     def add(
-        self,
-        where: str,
-        records: Mapping[str, Mapping[str, MeasurementRecord]],
-        replacing: str = "",
+        self, where: str, records: Mapping[str, Mapping[str, MeasurementRecord]], replacing: str = ""
     ) -> None:
         """Adds or replaces records by key; warns if the file cannot be written.
 

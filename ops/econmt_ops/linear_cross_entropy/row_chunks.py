@@ -69,12 +69,7 @@ class ChunkProducts:
     """
 
     def __init__(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        most_bytes: int,
-        widest: int | None = None,
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, most_bytes: int, widest: int | None = None
     ) -> None:
         rows, self._inner = hidden.shape
         unit = _ROUND_BYTES // hidden.element_size()

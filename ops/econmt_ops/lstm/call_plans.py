@@ -59,12 +59,7 @@ PLANS: Plans[StackPlan] = Plans()
 
 
 def key_of(
-    kind: str,
-    inputs: object,
-    layers: object,
-    state: object,
-    lengths: object,
-    options: tuple[Hashable, ...],
+    kind: str, inputs: object, layers: object, state: object, lengths: object, options: tuple[Hashable, ...]
 ) -> tuple[Any, ...] | None:
     """Returns what the plan of a call of the op ``kind`` depends on, or None if it can have none.
 

@@ -63,10 +63,7 @@ def _forward(plan: LayerPlan, tensors: LayerTensors) -> tuple[LSTMResults, Layer
     width = plan.directions * plan.hidden
     # Time comes first in memory; the tensor that is returned is no view, so that it may be changed in place.
     outputs = torch.empty_strided(
-        (plan.batch, plan.steps, width),
-        (width, plan.batch * width, 1),
-        dtype=plan.dtype,
-        device=first.device,
+        (plan.batch, plan.steps, width), (width, plan.batch * width, 1), dtype=plan.dtype, device=first.device
     )
     with _PlainProducts(plan, first.device.type):
         results, operands = plan.forward(tensors, outputs)

@@ -79,9 +79,7 @@ def _backward(call: LSTMArguments, results: LSTMResults, incoming: Incoming) -> 
             dh[number],
             dc[number],
             results._replace(
-                outputs=results.outputs[..., part],
-                cells=results.cells[number],
-                gates=results.gates[number],
+                outputs=results.outputs[..., part], cells=results.cells[number], gates=results.gates[number]
             ),
             dinputs,
             add=number > 0,

@@ -23,12 +23,7 @@ from econmt_ops.backends.triton import MOST_UNITS
 from econmt_ops.cells import lstm as cell
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
-from econmt_ops.core.weights import (
-    AnyLSTMWeights,
-    LSTMState,
-    LSTMWeights,
-    ProjectedLSTMWeights,
-)
+from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights, ProjectedLSTMWeights
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm

@@ -45,13 +45,7 @@ def _forward(
 
 
 def _backward(
-    gates: Tensor,
-    cells: Tensor,
-    incoming: Tensor | None,
-    dh: Tensor,
-    dc: Tensor,
-    left: Tensor,
-    right: Tensor,
+    gates: Tensor, cells: Tensor, incoming: Tensor | None, dh: Tensor, dc: Tensor, left: Tensor, right: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     """Runs k steps backward.
 

@@ -21,13 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.core.alignment import even
-from econmt_ops.core.weights import (
-    AnyLSTMWeights,
-    LowRank,
-    LowRankLSTMWeights,
-    LSTMWeights,
-    Matrix,
-)
+from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMWeights, Matrix
 from econmt_ops.products.gemm import MANY, Product, multiply
 from econmt_ops.products.outer import add_outer
 
@@ -76,11 +70,7 @@ def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor
 
 
 def project(
-    inputs: Tensor,
-    weight: Matrix,
-    bias: Tensor | None = None,
-    out: Tensor | None = None,
-    adds: bool = False,
+    inputs: Tensor, weight: Matrix, bias: Tensor | None = None, out: Tensor | None = None, adds: bool = False
 ) -> Tensor:
     """Computes :func:`linear` without autograd, by the fastest library.
 
@@ -247,9 +237,7 @@ def tensors_of_matrices(weights: Sequence[Matrix]) -> list[Tensor]:
     return [part for weight in weights for part in (weight if isinstance(weight, LowRank) else (weight,))]
 
 
-def tensors_of_layers(
-    layers: Sequence[AnyLSTMWeights],
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def tensors_of_layers(layers: Sequence[AnyLSTMWeights]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Flattens layers to an operator's three lists of input weights, recurrent weights and biases."""
     inputs, hiddens = (tensors_of_matrices([layer[part] for layer in layers]) for part in range(2))
     return inputs, hiddens, [layer.bias for layer in layers]

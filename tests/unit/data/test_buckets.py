@@ -199,11 +199,7 @@ SIZES = [BatchSize(type="sentence", size=7), BatchSize(type="word", size=60)]
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rule", [4, Derived(4, WORK)])
-def test_of_an_epoch(
-    tmp_path: Path,
-    size: BatchSize,
-    rule: int | Derived,
-) -> None:
+def test_of_an_epoch(tmp_path: Path, size: BatchSize, rule: int | Derived) -> None:
     store = store_of(tmp_path, random_lengths(150))
     stream = BatchIterator(store, size, rule, 1, max_length=60)
     batches = [next(stream) for _ in range(stream.batches_per_epoch)]

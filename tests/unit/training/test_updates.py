@@ -296,8 +296,7 @@ def check(run: Run, plain: Plain) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "few"),
-    [*((name, None) for name in TRANSLATION), *((name, 0) for name in SPARSE)],
+    ("name", "few"), [*((name, None) for name in TRANSLATION), *((name, 0) for name in SPARSE)]
 )
 def test_updates_of_translation(
     folder: Path,

@@ -175,13 +175,7 @@ def lstm_forward(
 
 
 def lstm_backward(
-    gates: Tensor,
-    before: Tensor,
-    after: Tensor,
-    dh: Tensor,
-    other: Tensor | None,
-    dc: Tensor,
-    dgates: Tensor,
+    gates: Tensor, before: Tensor, after: Tensor, dh: Tensor, other: Tensor | None, dc: Tensor, dgates: Tensor
 ) -> None:
     """Runs one step of an LSTM backward; the arguments are those of `EagerSteps.cell_backward`, states in float32."""
     gates = rows_of(gates)

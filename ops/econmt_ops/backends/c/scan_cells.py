@@ -63,11 +63,7 @@ def forward(inputs: ScanInputs, outputs: Tensor, cells: Tensor | None) -> Tensor
 
 
 def backward(
-    inputs: ScanInputs,
-    cells: Tensor,
-    doutputs: Tensor | None,
-    dlast: Tensor,
-    dproducts: Tensor,
+    inputs: ScanInputs, cells: Tensor, doutputs: Tensor | None, dlast: Tensor, dproducts: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Writes the gradient of the products; returns the gradients of ``first`` and, if a highway reads it, of the input.
 

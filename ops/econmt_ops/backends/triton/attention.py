@@ -16,12 +16,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from econmt_ops.backends.attention import EagerAttention
-from econmt_ops.backends.protocol import (
-    AttentionBackward,
-    AttentionGradients,
-    AttentionInputs,
-    CoverageStep,
-)
+from econmt_ops.backends.protocol import AttentionBackward, AttentionGradients, AttentionInputs, CoverageStep
 from econmt_ops.backends.triton import attention_gluon, interpreted
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import tanh_of

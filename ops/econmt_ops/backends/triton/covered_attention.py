@@ -17,12 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from econmt_ops.backends.protocol import (
-    AttentionBackward,
-    AttentionGradients,
-    AttentionInputs,
-    CoverageStep,
-)
+from econmt_ops.backends.protocol import AttentionBackward, AttentionGradients, AttentionInputs, CoverageStep
 from econmt_ops.backends.triton.attention import TritonAttention
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh, tanh_of

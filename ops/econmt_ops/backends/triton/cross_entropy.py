@@ -193,12 +193,7 @@ def row_constants(logits: Tensor, vocabulary: int, warps: int = _WARPS) -> dict[
     """Returns the compile-time arguments with which a program handles a row of logits, part by part."""
     lanes = min(16 // logits.element_size() * 32 * warps, triton.next_power_of_2(vocabulary))
     parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
-    return {
-        "PRECISE": logits.dtype == torch.float32,
-        "PARTS": parts,
-        "LANES": lanes,
-        "num_warps": warps,
-    }
+    return {"PRECISE": logits.dtype == torch.float32, "PARTS": parts, "LANES": lanes, "num_warps": warps}
 
 
 def make_losses(

@@ -102,13 +102,7 @@ class Partition(NamedTuple):
 
 @functools.cache
 def divide(
-    batch: int,
-    hidden: int,
-    products: torch.dtype,
-    limits: DeviceLimits,
-    *,
-    back: bool,
-    directions: int = 1,
+    batch: int, hidden: int, products: torch.dtype, limits: DeviceLimits, *, back: bool, directions: int = 1
 ) -> Partition | None:
     """Returns the partition with the lowest estimated time, or None if none fits; ``products`` is the products' type.
 

@@ -22,12 +22,7 @@ import triton
 import triton.language as tl
 
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE, SPINS, arrive, wait
-from econmt_ops.backends.triton.persistent_product import (
-    load_weights,
-    narrowed,
-    product,
-    weight_rows,
-)
+from econmt_ops.backends.triton.persistent_product import load_weights, narrowed, product, weight_rows
 from econmt_ops.backends.triton.persistent_walk import (
     LEAST_EXPONENT,
     UNIT_EXPONENT,

@@ -134,13 +134,7 @@ def slice_numbers_of(logits: Tensor, own: int, targets: Tensor, labels: Labels) 
 
 
 def put_slice_gradient(
-    logits: Tensor,
-    own: int,
-    targets: Tensor,
-    numbers: Tensor,
-    labels: Labels,
-    scale: Tensor,
-    losses: Tensor,
+    logits: Tensor, own: int, targets: Tensor, numbers: Tensor, labels: Labels, scale: Tensor, losses: Tensor
 ) -> None:
     """Writes the losses (C,) of rows, and overwrites their logits (C, W) of a slice of ``own`` words by the gradient.
 
