@@ -166,5 +166,5 @@ class Averaging(Section):
     )
     decay: Probability | None = Field(
         None,
-        description="decay of an exponential moving average (at first 1 - 1 / updates); null: plain mean",
+        description="decay of an exponential moving average (at first 1 - 10 / (updates + 9)); null: plain mean",
     )

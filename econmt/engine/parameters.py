@@ -79,12 +79,11 @@ class ParameterAverage:
 
     The mean is stored in the optimizer's state, which is created if necessary, and saved with it. During validation and
     saving, the mean and the parameters are swapped: the model holds the mean, and the optimizer's state holds the
-    parameters. The previous mean has the weight ``decay`` in an update at most; None weighs all updates equally.
+    parameters. ``decay``: see `average_weight`.
     """
 
     def __init__(self, optimizer: FusedOptimizer, decay: float | None = None) -> None:
-        self._optimizer = optimizer
-        self._least_weight = 0.0 if decay is None else 1.0 - decay
+        self._optimizer, self._decay = optimizer, decay
         self.prepare()
 
     def prepare(self) -> bool:
@@ -107,7 +106,7 @@ class ParameterAverage:
     def add(self, number: int) -> None:
         """Adds the parameters after the ``number``-th update since averaging began, counted from 1."""
         # The first update overwrites the mean, whatever it held before.
-        torch._foreach_lerp_(self._averages, self._parameters, max(1.0 / number, self._least_weight))
+        torch._foreach_lerp_(self._averages, self._parameters, average_weight(number, self._decay))
 
     @torch.no_grad()
     def exchange(self) -> None:
@@ -125,6 +124,15 @@ class ParameterAverage:
             yield
         finally:
             self.exchange()
+
+
+def average_weight(number: int, decay: float | None) -> float:
+    """Returns the weight in the mean of the parameters after the ``number``-th update, counted from 1.
+
+    The mean before keeps ``decay`` at most, and at first what polynomial-decay averaging gives it (Shamir and Zhang,
+    2013, with eta 9), since early parameters are far from later ones. None weighs all updates equally.
+    """
+    return 1.0 / number if decay is None else max(10.0 / (number + 9.0), 1.0 - decay)
 
 
 def begins(perplexities: list[float], interval: int) -> bool:

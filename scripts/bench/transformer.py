@@ -37,6 +37,7 @@ from econmt.data.batching.batches import BatchIterator, training_batches, valid_
 from econmt.data.batching.store import PreparedData, open_prepared, store_folder
 from econmt.data.batching.token_store import TokenStore
 from econmt.engine.devices import peak_memory
+from econmt.engine.parameters import average_weight
 from econmt.errors import InputError
 from econmt.evaluation.metrics import bleu, corpus_score, make_metric
 from econmt_ops.dispatch.capture import GraphCache
@@ -99,9 +100,8 @@ class Trainer:
         for master in self._masters:
             master.grad = torch.zeros_like(master)
         self._rate, self._share = (torch.zeros((), device=device) for _ in range(2))
-        average, on_gpu = recipe.training.averaging, device.type == "cuda"
-        self._decay = average.decay or 1.0 if average.start == "at-once" else None
-        self.saved = self._masters if self._decay is None else [master.clone() for master in self._masters]
+        self._averages, on_gpu = recipe.training.averaging.start == "at-once", device.type == "cuda"
+        self.saved = [master.clone() for master in self._masters] if self._averages else self._masters
         # A tensor as learning rate can be changed between replays.
         self._optimizer = torch.optim.AdamW(
             self._masters, lr=self._rate, betas=(0.9, 0.98), fused=True, capturable=on_gpu
@@ -115,7 +115,7 @@ class Trainer:
         """Updates the parameters; the first update of a shape runs eagerly, the second is captured."""
         highest = self._training.optimizer.learning_rate
         self._rate.fill_(highest * min(number / self._warm_up, math.sqrt(self._warm_up / number)))
-        self._share.fill_(max(1.0 - (self._decay or 1.0), 1.0 / number))
+        self._share.fill_(average_weight(number, self._training.averaging.decay))
         if batch.shape not in self._inputs:
             self._inputs[batch.shape] = torch.zeros_like(batch.ids, device=self._device)
         if self._graphs is None:
@@ -145,7 +145,7 @@ class Trainer:
             nn.utils.clip_grad_norm_(self._masters, self._training.gradient_clipping.threshold)
             self._optimizer.step()
             torch._foreach_copy_(self._parameters, self._masters)
-            if self._decay is not None:
+            if self._averages:
                 for saved, master in zip(self.saved, self._masters, strict=True):
                     saved.lerp_(master, self._share)
             self.loss.copy_(loss)

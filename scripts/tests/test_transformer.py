@@ -124,7 +124,7 @@ def test_parameters_are_averaged_as_the_recipe_says(decay: float | None, model: 
     trainer = transformer.Trainer(model, recipe, 1, torch.device("cpu"))
     average = [torch.zeros_like(each) for each in model.parameters()]
     batch = transformer.Loaded((4, 3), torch.cat((SOURCE, TARGET, TARGET), 1), 5)
-    for number, share in enumerate((1.0, 0.5, decay or 1 / 3), 1):
+    for number, share in enumerate((1.0, 10 / 11, 10 / 12) if decay else (1.0, 0.5, 1 / 3), 1):
         trainer.update(number, batch)
         pairs = zip(average, model.parameters(), strict=True)
         average = [old + share * (new.detach() - old) for old, new in pairs]

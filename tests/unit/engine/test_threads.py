@@ -22,6 +22,7 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
     monkeypatch.setattr(threads, "time_steps", lambda *_: {"1": 4e-3, "2": 2e-3, "4": 1.9e-3})
 
 
@@ -35,8 +36,7 @@ def test_the_fewest_that_nothing_beats_by_much() -> None:
 
 
 @pytest.mark.usefixtures("four")
-def test_processes_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+def test_processes_of_a_host_share_its_cores() -> None:
     assert threads_for(None, CPU, 128, saved=4, processes=2) == (2, "2 processes share the 4 cores")
     assert threads_for(None, CPU, 128, processes=9).number == 1
     assert threads_for(3, CPU, 128, processes=2) == (3, "set by the recipe or --threads")

@@ -145,7 +145,8 @@ TRANSLATION: dict[str, tuple[str, Plain]] = {
     "cosine": schedule("name: cosine, decay_updates: 4, min_learning_rate: 0.1", 0.3 + 0.2 * 0.5**0.5, 0.3),
     "linear": schedule("name: linear, warmup: 1, decay_updates: 3", 0.5, 0.25),
     "mean": ("training.averaging.start=at-once", Plain(weights=(1.0, 0.5))),
-    "moving mean": ("training.averaging={start: at-once, decay: 0.4}", Plain(weights=(1.0, 0.6))),
+    "moving mean": ("training.averaging={start: at-once, decay: 0.05}", Plain(weights=(1.0, 0.95))),
+    "early mean": ("training.averaging={start: at-once, decay: 0.4}", Plain(weights=(1.0, 10 / 11))),
     "names": (
         f"{FADING[0]} training.fixed_param_names=['.*embedding.*','output.bias']",
         replace(FADING[1], frozen=".*embedding.*|output.bias"),
