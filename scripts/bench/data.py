@@ -29,7 +29,8 @@ def generate(folder: Path, pairs: int) -> None:
     from econmt.data.batching.token_store import TokenStoreWriter
 
     draw = np.random.default_rng(1)
-    spread, centre = 0.55, np.log(MEAN_LENGTH) - 0.55**2 / 2
+    spread = 0.55
+    centre = np.log(MEAN_LENGTH) - spread**2 / 2
     writer = TokenStoreWriter(folder, "train", VOCABULARY)
     writer.begin_file(Path("generated.en"), Path("generated.de"))
     for first in range(0, pairs, CHUNK):
@@ -74,7 +75,6 @@ def read(name: str, batches: int) -> str:
     result["start_seconds"] = round(time.perf_counter() - began, 2)
     result["memory_after_start"] = memory()
     result["pairs"], result["batches_per_epoch"] = len(store), iterator.batches_per_epoch
-
     wanted = min(batches or iterator.batches_per_epoch, iterator.batches_per_epoch) - 1
     began, real, padded = time.perf_counter(), 0, 0
     for _ in range(wanted):
