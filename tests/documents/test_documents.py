@@ -126,9 +126,9 @@ class Reader:
             assert '"error"' not in done.stdout, said
 
     def edit(self, changes: dict[str, Any]) -> None:
-        """Changes ``mine.yaml`` as a reader would in an editor."""
+        """Changes ``mine.yaml`` as a reader would in an editor; a block with a name and a model is a whole recipe."""
         file = self.folder / "mine.yaml"
-        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+        recipe = {} if {"name", "model"} <= {*changes} else yaml.safe_load(file.read_text(encoding="utf-8"))
         file.write_text(yaml.safe_dump(_merged(recipe, changes), allow_unicode=True), encoding="utf-8")
 
     def stop(self) -> None:
