@@ -50,7 +50,7 @@ def use_private_compiler_folder() -> None:
     """
     named = os.environ.get(_COMPILER)
     if not named or Path(named).name.startswith("torchinductor_"):
-        folder = private_folder(cache_folder() / _with_user("inductor"))
+        folder = code_folder("inductor")
         os.environ[_COMPILER] = str(folder)
         # Precompiled headers are in torch's default folder whatever the variable says.
         from torch._inductor import codecache
@@ -59,6 +59,11 @@ def use_private_compiler_folder() -> None:
         for name, parts in (("_HEADER_DIR", ("headers",)), ("_HEADER_LOCK_DIR", ("headers", "locks"))):
             if hasattr(compiler, name):  # older versions have none
                 setattr(compiler, name, str(folder.joinpath(*parts)))
+
+
+def code_folder(name: str) -> Path:
+    """Creates a private folder in :func:`cache_folder` for code of this user that is executed."""
+    return private_folder(cache_folder() / _with_user(name))
 
 
 def private_folder(path: Path) -> Path:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from econmt_ops.backends.cuda import adam, decoder
+from econmt_ops.backends.cuda import adam, decoder, library
 from econmt_ops.backends.cuda.library import architecture
 
 SPILLED = 16
@@ -61,3 +62,29 @@ def test_registers_suffice_and_products_overlap(
     assert "serialized" not in said
     (spilled,) = re.findall(r"(\d+) bytes spill stores", said)
     assert int(spilled) <= SPILLED, said
+
+
+def test_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled = []
+
+    def compile_source(source: str, options: list[str], texts: dict[str, bytes]) -> bytes:
+        compiled.append(f"{source} {options} {texts[source] == (library._FOLDER / source).read_bytes()}")
+        return compiled[-1].encode()
+
+    monkeypatch.setattr(library, "_compiled", compile_source)
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
+    forward = "decoder_forward.cu"
+    for _ in range(2):
+        for name, most, capability in (("adam.cu", 2, (9, 0)), ("adam.cu", 3, (9, 0)), (forward, 2, (8, 0))):
+            options = [f"--gpu-architecture={architecture(capability)}", "--std=c++17", f"-DMOST={most}"]
+            code = library.compiled(name, {"MOST": most}, capability)
+            assert code.decode() == f"{name} {options} True"
+    assert len(compiled) == 3
+
+
+def test_both_kernels_of_a_decoder_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+    monkeypatch.setattr(decoder, "compiled", lambda *which: [*which, both.wait()][:3])
+    codes = decoder._codes((("forward", (("A", 1),)), ("backward", (("A", 2),))), (9, 0))
+    assert codes["forward"] == ["decoder_forward.cu", {"A": 1}, (9, 0)]
+    assert codes["backward"] == ["decoder_backward.cu", {"A": 2}, (9, 0)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -130,20 +131,32 @@ def macros(name: str, sizes: DecoderSizes) -> dict[str, int]:
 
 
 @functools.cache
-def _kernel(name: str, parameters: tuple[tuple[str, int], ...], device: int) -> Kernel:
-    with torch.cuda.device(device):
-        code = compiled(f"decoder_{name}.cu", dict(parameters))
-        return Kernel(code, f"decoder_{name}", _THREADS, _MOST_SHARED, _CLUSTER)
+def _codes(parameters: tuple[tuple[str, Any], ...], capability: tuple[int, int]) -> dict[str, bytes]:
+    """Returns the machine code of kernels by name, which are compiled at the same time."""
+    with ThreadPoolExecutor() as threads:
+        compiling = {
+            name: threads.submit(compiled, f"decoder_{name}.cu", dict(each), capability)
+            for name, each in parameters
+        }
+    return {name: code.result() for name, code in compiling.items()}
 
 
 @functools.cache
 def _launch_of(name: str, sizes: DecoderSizes, device: int) -> tuple[Kernel, int] | None:
     """Returns the kernel for these sizes, and a block's shared memory; None if not all blocks run at the same time."""
-    kernel = _kernel(name, tuple(macros(name, sizes).items()), device)
+    parameters = tuple((each, tuple(macros(each, sizes).items())) for each in _UNROLLED)
+    kernel = _kernel(name, parameters, device)
     shared_bytes = sizes.shared_bytes(name, sizes.stages(name))
     with torch.cuda.device(device):
         fits = sizes.blocks <= kernel.most_blocks(shared_bytes)
     return (kernel, shared_bytes) if fits else None
+
+
+@functools.cache
+def _kernel(name: str, parameters: tuple[tuple[str, Any], ...], device: int) -> Kernel:
+    with torch.cuda.device(device):
+        code = _codes(parameters, torch.cuda.get_device_capability(device))[name]
+        return Kernel(code, f"decoder_{name}", _THREADS, _MOST_SHARED, _CLUSTER)
 
 
 def serves(sizes: DecoderSizes, device: torch.device) -> bool:

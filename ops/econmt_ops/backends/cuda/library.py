@@ -1,20 +1,24 @@
 """Compilation of this folder's kernels by NVRTC, and their launches by the CUDA driver.
 
 Both libraries are called through ctypes. NVRTC is among the packages that PyTorch's CUDA builds require; the driver
-belongs to the GPU.
+belongs to the GPU. What has been compiled is kept in the folder ``cuda`` of econmt_ops' caches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from econmt_ops.core.caches import code_folder
 from econmt_ops.dispatch.device_limits import limits_of
 
 _FOLDER = Path(__file__).parent
@@ -97,7 +101,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def compiled(source: str, macros: Mapping[str, int], capability: tuple[int, int] | None = None) -> bytes:
-    """Compiles a source of this folder to machine code.
+    """Compiles a source of this folder to machine code, unless an earlier process has.
 
     Args:
         source: its file name. macros: compile-time parameters by name.
@@ -106,22 +110,34 @@ def compiled(source: str, macros: Mapping[str, int], capability: tuple[int, int]
     Raises:
         RuntimeError: If it does not compile, with the compiler's messages.
     """
-    nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    headers = [file.name for file in sorted(_FOLDER.glob("*.cuh"))]
-    texts = [(_FOLDER / name).read_bytes() for name in headers]
-    made = nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program),
-        (_FOLDER / source).read_bytes(),
-        source.encode(),
-        len(headers),
-        (ctypes.c_char_p * len(headers))(*texts),
-        (ctypes.c_char_p * len(headers))(*map(str.encode, headers)),
-    )
-    if made:
-        raise RuntimeError(f"nvrtcCreateProgram failed ({made})")
     chosen = architecture(capability or torch.cuda.get_device_capability())
     options = [f"--gpu-architecture={chosen}", "--std=c++17"]
     options += [f"-D{name}={value}" for name, value in macros.items()]
+    texts = {file.name: file.read_bytes() for file in (_FOLDER / source, *sorted(_FOLDER.glob("*.cuh")))}
+    digest = hashlib.sha256(repr((torch.version.cuda, options, texts)).encode())
+    kept = code_folder("cuda") / f"{digest.hexdigest()}.cubin"
+    with contextlib.suppress(OSError):
+        return kept.read_bytes()
+    code = _compiled(source, options, texts)
+    with contextlib.suppress(OSError):  # of a full disk, say
+        temporary = kept.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_bytes(code)
+        temporary.replace(kept)
+    return code
+
+
+def _compiled(source: str, options: Sequence[str], texts: Mapping[str, bytes]) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    made = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program),
+        texts[source],
+        source.encode(),
+        len(texts),
+        (ctypes.c_char_p * len(texts))(*texts.values()),
+        (ctypes.c_char_p * len(texts))(*map(str.encode, texts)),
+    )
+    if made:
+        raise RuntimeError(f"nvrtcCreateProgram failed ({made})")
     failed = nvrtc.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))
     )
