@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,15 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
 def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, budgets = [], set()
 
-    def fake(workload: object, technique: object, bucket: tuple[int, int], *rest: object) -> object:
-        asked.append(bucket)
-        budgets.add(rest[0])
-        return verb.Fit(*bucket, 7, 1000)
+    def fake(
+        task: object, technique: object, buckets: list[tuple[int, int]], budget: int, *rest: object
+    ) -> Iterator[object]:
+        budgets.add(budget)
+        for bucket in buckets:
+            asked.append(bucket)
+            yield verb.Fit(*bucket, 7, 1000)
 
-    monkeypatch.setattr("econmt.estimate.fit.fit", fake)
+    monkeypatch.setattr("econmt.cli.profile.fit_all", fake)
     given = ("profile --fit 1GiB", recipe, "data.max_length=9")
     ended = call(*given, "--compare").succeeded()
     assert max(map(len, ended.lines)) <= 80
