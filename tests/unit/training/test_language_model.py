@@ -95,7 +95,8 @@ def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> No
     rows = metrics(run.folder)
     best = next(row for row in rows if row["update"] == results.best_update)
     assert results.perplexities["valid"] == pytest.approx(best["valid_perplexity"], rel=1e-6)
-    model, vocabularies, *_ = load_task(run.folder.path)
+    loaded = load_task(run.folder.path)
+    model, vocabularies = loaded.model, loaded.vocabularies
     assert isinstance(model, LanguageModel)
     for split in ("valid", "test"):
         lines = (text / f"{split}.txt").read_text().split("\n")[:-1]
