@@ -13,16 +13,10 @@ from econmt_ops import LSTMWeights
 from scripts.bench.frame import Call
 
 
-def lstm_weights(
-    hidden: int, dtype: torch.dtype, device: torch.device, inputs: int | None = None
-) -> LSTMWeights:
-    """Draws the weights of a layer whose inputs are as wide as its outputs, unless their width is given."""
-    width = inputs or hidden
-    parts = (
-        torch.randn(4 * hidden, width, device=device) * width**-0.5,
-        torch.randn(4 * hidden, hidden, device=device) * hidden**-0.5,
-        torch.randn(4 * hidden, device=device) * hidden**-0.5,
-    )
+def lstm_weights(hidden: int, dtype: torch.dtype, device: torch.device) -> LSTMWeights:
+    """Draws the weights of a layer whose inputs are as wide as its outputs."""
+    shapes = (4 * hidden, hidden), (4 * hidden, hidden), (4 * hidden,)
+    parts = (torch.randn(shape, device=device) * hidden**-0.5 for shape in shapes)
     return LSTMWeights(*(part.to(dtype).requires_grad_() for part in parts))
 
 
