@@ -87,10 +87,6 @@ class Saved(NamedTuple):
     optimizer_name: str
     carried: Mapping[str, Tensor] = MappingProxyType({})
 
-    def for_optimizer(self, name: str, current: Mapping[str, Tensor]) -> Saved:
-        """Replaces the optimizer tensors by ``current`` if they are of an optimizer other than ``name``."""
-        return self if self.optimizer_name == name else self._replace(optimizer=current, optimizer_name=name)
-
 
 def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) -> dict[str, str]:
     """Returns the metadata of a parameter file: format, update, vocabulary fingerprint, and model description."""
