@@ -30,10 +30,9 @@ SMALL = (
 
 def chosen_for(recipe: Recipe) -> tuple[Session, Implementations]:
     """What measuring finds and chooses on the CPU for small batches."""
+    task = TranslationTask(recipe, 20, 30)
     options: dict[str, Any] = {"compiled": False, "byte_limit": None, "updates": 1.0}
-    return selection.choose(
-        TranslationTask(recipe, 20, 30), Shape(3, 4, 5), CPU, Precision(), seconds=5.0, **options
-    )
+    return selection.choose(task, Shape(3, 4, 5), CPU, Precision(), seconds=5.0, **options)
 
 
 def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
