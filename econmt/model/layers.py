@@ -22,7 +22,7 @@ from econmt.model.cells import CELLS
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
 from econmt_ops.cells.protocol import Cell
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.weights import AnyLSTMWeights
 from econmt_ops.dispatch.rule import device_of
 from econmt_ops.products.dropout import RowsSeed, Seed, SeedCounter, apply_dropout, dropout, keep_mask
@@ -324,7 +324,7 @@ def initialize_linear(linear: nn.Linear, init: Initialization) -> None:
 
 def mean_of_valid(outputs: Tensor, lengths: Tensor) -> Tensor:
     """Computes the mean (B, H) of outputs (B, S, H) over the positions within lengths (B,)."""
-    total = zero_padding(outputs, padding_mask(lengths, outputs.shape[1], outputs.device)).sum(dim=1)
+    total = zero_padding(outputs, padding_of(outputs, lengths)).sum(dim=1)
     return total / lengths.clamp(min=1)[:, None].to(total.dtype)
 
 
