@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from econmt.api.translation import Checkpoint, TrainedModel, parameter_count, parameters_of, set_threads
-from econmt.checkpoint.checkpoints import LoadedTask, load_task
+from econmt.checkpoint.checkpoints import LoadedModel, load_task
 from econmt.config import limits
 from econmt.decoding.requests import Request, check_request
 from econmt.decoding.text_reader import ScoredLine, TextReader
@@ -32,7 +32,7 @@ def load_language_model(
             f"{folder}: precision int8 is for translation; use auto, float32, bfloat16 or float16"
         )
     loaded = load_task(folder, parameters_of(checkpoint), device)
-    set_threads(threads, device, loaded.task.recipe.model.widest)
+    set_threads(threads, device, loaded.recipe.model.widest)
     return TrainedLanguageModel(loaded, device, precision)
 
 
@@ -47,9 +47,9 @@ def refuse_language_model(model: TrainedModel, folder: Path) -> None:
 class TrainedLanguageModel(TrainedModel):
     """Trained language model on one device, loaded by :func:`econmt.load`; it scores and writes text."""
 
-    def __init__(self, loaded: LoadedTask, device: torch.device, precision: str) -> None:
+    def __init__(self, loaded: LoadedModel[torch.nn.Module], device: torch.device, precision: str) -> None:
         assert isinstance(loaded.model, LanguageModel)
-        self.model, self.vocabularies, self.recipe = loaded.model, loaded.vocabularies, loaded.task.recipe
+        self.model, self.vocabularies, self.recipe = loaded.model, loaded.vocabularies, loaded.recipe
         self._requested_precision = precision
         self.to(device)
 

@@ -36,7 +36,7 @@ from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer
 from econmt.export.lexicon import read_lexicon
-from econmt.model import IncrementalModel
+from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.language_model import LanguageModel
 
 Checkpoint = Union[str, int, Path]
@@ -87,7 +87,7 @@ class TrainedModel:
 
     def __init__(
         self,
-        loaded: Sequence[LoadedModel],
+        loaded: Sequence[LoadedModel[TranslationModel]],
         device: torch.device | str,
         precision: str,
         folder: Path | None = None,

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import torch
 
 from econmt.bench.rows import Row
-from econmt.config.recipe import Recipe
 from econmt.engine.precision import Precision
 from econmt.model import Implementations
-from econmt.tasks.protocol import Shape
-from econmt.tasks.registry import task_of_sizes
+from econmt.tasks.protocol import Shape, Task
 from econmt.training.choice import choose_implementations, measure
 from econmt_ops.dispatch.measurements import Measurement
-
-
-class Chosen(NamedTuple):
-    """Measurements of a recipe's ops, and the implementations that a run would use."""
-
-    measurements: list[Measurement]
-    implementations: Implementations
-    seconds: float
+from econmt_ops.dispatch.session import Session
 
 
 def choose(
-    recipe: Recipe,
-    sizes: Sequence[int],
+    task: Task,
     shape: Shape,
     device: torch.device,
     precision: Precision,
@@ -36,32 +25,33 @@ def choose(
     compiled: bool,
     byte_limit: int | None,
     updates: float,
-) -> Chosen:
+) -> tuple[Session, Implementations]:
     """Measures the ops that a recipe leaves at auto, as a run does at its start, and caches the figures for runs.
 
     Args:
-        recipe, sizes, shape: the recipe, sizes of its vocabularies, and shape of its batches.
+        task, shape: the recipe's task, and shape of its batches.
         device, precision: device and precision of products.
         seconds: maximum time for measuring.
         compiled: True to include compiled candidates, which takes long.
         byte_limit: maximum bytes of an op's stash; None: no limit.
         updates: number of updates of the run, in which compiling must pay.
+
+    Returns:
+        The session with the measurements, and the implementations that a run would use.
     """
-    task = task_of_sizes(recipe, sizes)
     model = task.build_model().to(device).train()
     session = measure(
         task, model, shape, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
     )
-    measurements = list(session.measurements.values())
     chosen = choose_implementations(
-        Implementations.of(recipe.ops),
-        measurements,
+        Implementations.of(task.recipe.ops),
+        list(session.measurements.values()),
         device=device.type,
         precision=precision,
         updates=updates,
         positions=max(shape.source, shape.target),
     )
-    return Chosen(measurements, chosen, session.seconds)
+    return session, chosen
 
 
 def rows_of(measurements: Iterable[Measurement], byte_limit: int | None = None) -> list[Row]:

@@ -21,9 +21,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -49,8 +50,9 @@ from econmt.data.text.vocabulary import Vocabularies
 from econmt.errors import REMEDIES, InputError, TrainingError
 from econmt.model import TranslationModel
 from econmt.model.layers import SkipInitialization
-from econmt.tasks.protocol import Task
 from econmt.tasks.registry import task_of
+
+_Model = TypeVar("_Model", bound=torch.nn.Module)
 
 _CARRIED = "carried/"
 """Prefix of carried tensors in the optimizer's file."""
@@ -59,27 +61,15 @@ _SUMS = "SHA256SUMS"
 """File with the checksum of state.json, in the format of sha256sum."""
 
 
-class LoadedTask(NamedTuple):
-    """Trained model of any task, in evaluation mode, with its vocabularies.
+@dataclass(frozen=True)
+class LoadedModel(Generic[_Model]):
+    """Trained model, in evaluation mode, with its vocabularies.
 
     Attributes:
         stored: type of the matrices in its file, if not float32.
     """
 
-    model: torch.nn.Module
-    vocabularies: Vocabularies
-    task: Task
-    stored: str = ""
-
-
-class LoadedModel(NamedTuple):
-    """Trained translation model, in evaluation mode, with its vocabularies.
-
-    Attributes:
-        stored: type of the matrices in its file, if not float32.
-    """
-
-    model: TranslationModel
+    model: _Model
     vocabularies: Vocabularies
     recipe: Recipe
     stored: str = ""
@@ -96,10 +86,6 @@ class Saved(NamedTuple):
     optimizer: Mapping[str, Tensor]
     optimizer_name: str
     carried: Mapping[str, Tensor] = MappingProxyType({})
-
-    def for_optimizer(self, name: str, current: Mapping[str, Tensor]) -> Saved:
-        """Replaces the optimizer tensors by ``current`` if they are of an optimizer other than ``name``."""
-        return self if self.optimizer_name == name else self._replace(optimizer=current, optimizer_name=name)
 
 
 def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) -> dict[str, str]:
@@ -252,19 +238,19 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
 
 def load_model(
     folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
-) -> LoadedModel:
+) -> LoadedModel[TranslationModel]:
     """Loads a trained translation model from its folder; see :func:`load_task`."""
-    model, vocabularies, task, stored = load_task(folder, which, device)
-    if not isinstance(model, TranslationModel):
+    loaded = load_task(folder, which, device)
+    if not isinstance(loaded.model, TranslationModel):
         raise InputError(
             f"{folder}: holds a language model, which does not translate; use it with econmt score or econmt generate"
         )
-    return LoadedModel(model, vocabularies, task.recipe, stored)
+    return LoadedModel(loaded.model, loaded.vocabularies, loaded.recipe, loaded.stored)
 
 
 def load_task(
     folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
-) -> LoadedTask:
+) -> LoadedModel[torch.nn.Module]:
     """Loads a trained model of any task from its folder.
 
     Args:
@@ -288,10 +274,9 @@ def load_task(
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(model_folder.path)
     with SkipInitialization():
-        task = task_of(recipe, vocabularies)
-        model = task.build_model()
+        model = task_of(recipe, vocabularies).build_model()
     load_parameters(model, tensors, path)
-    return LoadedTask(model.to(device).eval(), vocabularies, task, metadata.get("quantized", ""))
+    return LoadedModel(model.to(device).eval(), vocabularies, recipe, metadata.get("quantized", ""))
 
 
 def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:

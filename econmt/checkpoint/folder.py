@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.checkpoint.tensor_files import read_metadata
+from econmt.checkpoint.tensor_files import known_metadata
 from econmt.config import limits
 from econmt.config.recipe import parse_recipe, recipe_text
 from econmt.data.batching.store import META_FILE
@@ -128,7 +128,7 @@ class ModelFolder:
     def _check_origin(self, *, overwrite: bool) -> None:
         """Checks that a folder without training state comes from econmt and holds no parameters; see :meth:`check`."""
         parameters = [self.best, *self.numbered_parameters().values()]
-        if not any(map(_is_of_econmt, parameters)) and not self._is_begun():
+        if not any(map(known_metadata, parameters)) and not self._is_begun():
             foreign = [path.name for path in _children(self.path) if not self._is_spare(path)]
             if foreign:
                 more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
@@ -179,7 +179,7 @@ class ModelFolder:
         """Returns the updates whose checkpoints a run wrote, from metrics.tsv or the parameters' metadata."""
         written = _updates(self.metrics)
         if not self.commits():
-            written |= {u for u, path in self.numbered_parameters().items() if _is_of_econmt(path)}
+            written |= {u for u, path in self.numbered_parameters().items() if known_metadata(path)}
         return written
 
     def check_writable(self) -> None:
@@ -292,14 +292,6 @@ def _is_state(path: Path) -> bool:
     """Returns True if a folder holds a file of a training state, or is empty."""
     names = {child.name for child in _children(path)}
     return path.is_dir() and (not names or not names.isdisjoint(_STATE_FILES))
-
-
-def _is_of_econmt(path: Path) -> bool:
-    """Returns True if a path is a parameter file that econmt wrote."""
-    try:
-        return bool(read_metadata(path))
-    except InputError:
-        return False
 
 
 def _is_resolved(path: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from econmt.checkpoint.checkpoints import load_state, prove, remove_unfinished
 from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.checkpoint.state import TrainingState
-from econmt.checkpoint.tensor_files import check_tensors, read_metadata, write_text
+from econmt.checkpoint.tensor_files import check_tensors, known_metadata, write_text
 from econmt.config.conditions import keys_without_effect
 from econmt.config.recipe import Recipe, differing_keys, read_recipe
 from econmt.config.section import NO_PARAMETERS, marked_keys
@@ -107,19 +107,11 @@ def _newest_readable(folder: ModelFolder, commits: list[Commit]) -> tuple[Commit
 
 def _link_best(folder: ModelFolder, update: int) -> None:
     """Hard-links the best checkpoint's two file names to one content, and restores a missing one from the other."""
-    numbered, best = _metadata(folder.parameters(update)), _metadata(folder.best)
+    numbered, best = known_metadata(folder.parameters(update)), known_metadata(folder.best)
     if numbered and numbered != best:
         _link(folder.parameters(update), folder.best)
     elif not numbered and best.get("update") == str(update):
         _link(folder.best, folder.parameters(update))
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    """Returns a parameter file's metadata, which includes its checksum; empty if they cannot be read."""
-    try:
-        return read_metadata(path)
-    except InputError:
-        return {}
 
 
 def _link(source: Path, link: Path) -> None:

@@ -136,6 +136,14 @@ def read_metadata(path: Path) -> dict[str, str]:
     return metadata
 
 
+def known_metadata(path: Path) -> dict[str, str]:
+    """Returns a tensor file's metadata, which includes its checksum; empty if it is not a sound file of econmt."""
+    try:
+        return read_metadata(path)
+    except InputError:
+        return {}
+
+
 def check_tensors(path: Path) -> dict[str, str]:
     """Reads a file completely, block by block, to verify its checksum; returns its metadata."""
     metadata = read_metadata(path)

@@ -134,9 +134,8 @@ def select_command(
     with session.measuring() as say:
         say(f"measuring the ops of {recipe.recipe}")
         workload = find_workload(recipe.recipe, settings, batch, None)
-        chosen = selection.choose(
-            settings,
-            workload.task.sizes,
+        measured, chosen = selection.choose(
+            workload.task,
             workload.shape,
             session.device,
             precision_of_run(settings, session.device),
@@ -145,12 +144,12 @@ def select_command(
             byte_limit=most,
             updates=expected_updates(settings.training, 0),
         )
-        rows = session.kept(selection.rows_of(chosen.measurements, most))
+        rows = session.kept(selection.rows_of(measured.measurements.values(), most))
         columns = ("problem", "calls", "candidate", "milliseconds", "highest decile")
         results = ("bytes kept", "first call, s", "chosen", "regret")
         session.results(rows, (*columns, *results), f"{settings.name}: what auto chooses")
-        parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
-        notice(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
+        parts = ", ".join(f"{key} {value}" for key, value in chosen._asdict().items())
+        notice(f"a run uses: {parts} (measured in {measured.seconds:.1f} s)")
     session.draw(rows, label=("problem", "candidate"), value="regret", title="regret")
 
 

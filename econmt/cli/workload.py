@@ -20,6 +20,7 @@ from econmt.errors import InputError
 from econmt.options.shared_options import BatchChoice
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
+from econmt.training.choice import frequent_shape
 
 MOST_BUCKETS = 12
 """Maximum number of buckets that are printed."""
@@ -109,14 +110,12 @@ def _from_text(recipe: Recipe, prepared: PreparedData) -> Workload:
     worst = batches.worst_batch()
     rows, width = worst.source.shape
     shape = Shape(rows, width, worst.target_output.shape[1])
-    widest, shapes = {}, batches.shapes()
-    often = max(shapes, key=lambda each: each.batches * each.rows)
-    for bucket in shapes:  # by rising target, then source positions
-        widest[bucket.target] = bucket.source
+    # By rising target, then source positions.
+    widest = {bucket.target: bucket.source for bucket in batches.shapes()}
     buckets = _downsampled([(source, target) for target, source in widest.items()])
     task = task_of_sizes(recipe, make_task(recipe, prepared).sizes)
     note = f"Shape: the largest batch of the text in {prepared.folder}, every row full."
-    return Workload(task, shape, Shape(often.rows, often.source, often.target), buckets, [note])
+    return Workload(task, shape, frequent_shape(batches), buckets, [note])
 
 
 def _from_recipe(recipe: Recipe) -> Workload:

@@ -413,9 +413,9 @@ def keys_without_effect(recipe: Any, processes: int = 2) -> frozenset[str]:
     return frozenset(key for key, _ in idle_keys(values, values, RULES))
 
 
-def idle_values(recipe: Any, processes: int = 2) -> Iterator[Finding]:
-    """Yields a finding for each value of a recipe that differs from its default and has no effect."""
-    values = {**dict(leaves(recipe)), PROCESSES: processes}
+def idle_values(recipe: Any) -> Iterator[Finding]:
+    """Yields a finding for each value of a recipe that differs from its default and has no effect in any process."""
+    values = {**dict(leaves(recipe)), PROCESSES: 2}
     changed = dict(leaves(recipe, changed_only=True))
     kind: type[BaseModel] = type(recipe)
     other_task = TRANSLATION if recipe.task == "language_model" else LANGUAGE_MODEL

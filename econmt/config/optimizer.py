@@ -12,6 +12,9 @@ from econmt.config.section import NO_MEMORY, NO_PARAMETERS, TRANSLATION, Probabi
 Updates = Annotated[int, Field(ge=1, le=limits.UPDATES)]
 Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]
 
+NOT_CAPTURABLE = ("adagrad", "adafactor")
+"""Names of the optimizers that wait for a GPU in each step, so that CUDA graphs cannot capture them."""
+
 
 class StopMetric(NamedTuple):
     """Metric that selects the best checkpoint.

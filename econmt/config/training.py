@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from econmt.config import limits
 from econmt.config.data import Positions
 from econmt.config.optimizer import (
+    NOT_CAPTURABLE,
     Averaging,
     BatchSize,
     Checkpoints,
@@ -205,7 +206,7 @@ class Training(Section):
     @property
     def in_graphs(self) -> bool:
         """True if training steps on a GPU are captured in CUDA graphs; two optimizers wait for the device."""
-        return self.cuda_graphs == "auto" and self.optimizer.name not in ("adagrad", "adafactor")
+        return self.cuda_graphs == "auto" and self.optimizer.name not in NOT_CAPTURABLE
 
     @model_validator(mode="after")
     def _it_ends(self) -> Training:

@@ -48,10 +48,10 @@ class ScoredLine(NamedTuple):
         return perplexity_of(self.log_probability, self.words)
 
 
-def perplexity_of(log_probability: float, count: int) -> float:
-    """Computes the exponential of the mean negative log-probability of ``count`` words or tokens."""
+def perplexity_of(log_probability: float, count: int = 1) -> float:
+    """Computes the exponential of the mean negative log-probability of ``count`` words or tokens; infinity if large."""
     mean = -log_probability / count
-    return math.exp(mean) if mean < 700.0 else math.inf
+    return math.inf if mean >= 700.0 else math.exp(mean)
 
 
 @dataclass

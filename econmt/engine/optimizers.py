@@ -15,6 +15,7 @@ from torch.optim.radam import radam
 from torch.optim.rmsprop import rmsprop
 
 from econmt.config import recipe
+from econmt.config.optimizer import NOT_CAPTURABLE
 from econmt.errors import InputError
 from econmt_ops.core.arguments import Update
 from econmt_ops.optimizers import EightBitOptimizer, FusedOptimizer
@@ -28,9 +29,6 @@ _FUNCTIONS: dict[str, Callable[..., None]] = {
     "rmsprop": rmsprop,
     "adafactor": adafactor,
 }
-
-_NOT_CAPTURABLE = ("adagrad", "adafactor")
-"""Names of the optimizers that wait for a GPU in each step."""
 
 
 class TorchOptimizer(FusedOptimizer):
@@ -95,7 +93,7 @@ class TorchOptimizer(FusedOptimizer):
         how |= {"foreach": False, "maximize": False}
         if self._name != "adafactor":
             how["eps"] = self._eps
-        if self._name not in _NOT_CAPTURABLE:
+        if self._name not in NOT_CAPTURABLE:
             how["capturable"] = update.values.is_cuda
         first, second = self._betas
         if self._name == "nadam":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from econmt.estimate.techniques import Technique, estimate, fixed_bytes
@@ -42,38 +42,6 @@ def demand(ledger: Ledger) -> int:
     return ledger.peak if ledger.reserved is None else ledger.reserved
 
 
-def fit(
-    task: Task,
-    technique: Technique,
-    bucket: tuple[int, int],
-    budget: int,
-    device: str,
-    start: int,
-    ranks: Sequence[Rank] = (ALONE,),
-) -> Fit:
-    """Finds the largest batch of a bucket whose step stays within a budget.
-
-    Args:
-        bucket: Source and target positions (S, T).
-        budget: Limit in bytes.
-        device: "cpu" or "cuda".
-        start: Number of rows to try first.
-        ranks: Ranks whose steps must all fit; the rows are those of one rank.
-    """
-    fixed = 0
-
-    @cache
-    def needed(rows: int) -> int:
-        nonlocal fixed
-        ledgers = [estimate(task, technique, Shape(rows, *bucket), device, rank) for rank in ranks]
-        ledger = max(ledgers, key=demand)
-        fixed = fixed_bytes(ledger)
-        return demand(ledger)
-
-    rows = largest_batch(needed, budget, start, lambda: fixed)
-    return Fit(*bucket, rows, needed(max(1, rows)))
-
-
 def fit_all(
     task: Task,
     technique: Technique,
@@ -83,23 +51,36 @@ def fit_all(
     start: int,
     ranks: Sequence[Rank] = (ALONE,),
 ) -> Iterator[Fit]:
-    """Finds the largest batch of each bucket; see :func:`fit`.
+    """Finds the largest batch of each bucket whose step stays within a budget.
 
     Bytes per row are a sum of products of S and T, each a factor at most once, so along a line of shapes they are a
     parabola. The parabola through previous buckets gives the number of rows to try first.
 
     Args:
-        task, technique, budget, device, ranks: See :func:`fit`.
         buckets: Source and target positions (S, T), in order of their sizes.
+        budget: Limit in bytes.
+        device: "cpu" or "cuda".
         start: Number of rows to try first in the first bucket.
+        ranks: Ranks whose steps must all fit; the rows are those of one rank.
     """
+    fixed = 0
     shares: dict[int, float] = {}
+
+    @cache
+    def needed(bucket: tuple[int, int], rows: int) -> int:
+        nonlocal fixed
+        ledgers = [estimate(task, technique, Shape(rows, *bucket), device, rank) for rank in ranks]
+        ledger = max(ledgers, key=demand)
+        fixed = fixed_bytes(ledger)
+        return demand(ledger)
+
     for bucket in buckets:
         size = sum(bucket)
         start = min(max(1, _rows_by_parabola(shares, size, start)), _LEAP * start)
-        largest = fit(task, technique, bucket, budget, device, start, ranks)
+        rows = largest_batch(partial(needed, bucket), budget, start, lambda: fixed)
+        largest = Fit(*bucket, rows, needed(bucket, max(1, rows)))
         yield largest
-        start = max(1, largest.rows)
+        start = max(1, rows)
         shares[size] = largest.bytes / budget / start
 
 

@@ -15,6 +15,7 @@ from econmt.config import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import initialize_linear, initialize_matrix
 from econmt_ops import Coverage, additive_attention
+from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype
 
 LARGEST_FERTILITY = 2.0
@@ -136,8 +137,7 @@ class Attention(nn.Module):
             )
         scores = torch.matmul(states, keys.transpose(1, 2))
         scores = scores.to(accumulate_dtype(scores.dtype)) * self.scale
-        positions = torch.arange(keys.shape[1], device=keys.device)
-        padding = positions[None, :] >= lengths[:, None]
+        padding = padding_mask(lengths, keys.shape[1], keys.device)
         weights = torch.softmax(scores.masked_fill(padding[:, None, :], -torch.inf), dim=-1)
         return torch.matmul(weights.to(values.dtype), values), weights
 

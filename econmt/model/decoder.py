@@ -70,7 +70,8 @@ class Decoder(nn.Module, ABC):
         self.attention = Attention(model.attention, encoder_size, size)
         self.dropout = SeededDropout(dropout.layers, dropout.variational)
         self.widths = self._input_widths(model.embedding, encoder_size)
-        self.layers = nn.ModuleList(make_layer(config, width, size) for width in self.widths)
+        layers = (make_layer(config.cell, width, size, config.rank) for width in self.widths)
+        self.layers = nn.ModuleList(layers)
         gated = config.context_gating
         self.combine = GatedCombination(size, encoder_size) if gated else nn.Linear(size + encoder_size, size)
         vectors = len(self.started) * config.layers

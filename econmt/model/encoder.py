@@ -51,10 +51,10 @@ class Encoder(nn.Module):
         for layer in range(config.layers):
             width = input_size if layer == 0 else config.size
             if layer < both:
-                self.forward_layers.append(make_layer(config, width, half))
-                self.backward_layers.append(make_layer(config, width, half))
+                self.forward_layers.append(make_layer(config.cell, width, half, config.rank))
+                self.backward_layers.append(make_layer(config.cell, width, half, config.rank))
             else:
-                self.upper_layers.append(make_layer(config, width, config.size))
+                self.upper_layers.append(make_layer(config.cell, width, config.size, config.rank))
 
     @property
     def residual_from_bottom(self) -> bool:

@@ -20,12 +20,12 @@ from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
     LayerStage,
-    LSTMLayer,
     RecurrentLayer,
     SeededDropout,
     draw_seed,
     initialize_embedding,
     initialize_linear,
+    make_layer,
 )
 from econmt_ops import linear_cross_entropy
 from econmt_ops.core.scopes import layer
@@ -87,9 +87,9 @@ class LanguageModel(nn.Module):
         self.input_dropout = SeededDropout(dropout.inputs, dropout.variational)
         self.cell = CELLS[config.cell]
         self.sizes = config.sizes
-        kind = LSTMLayer if config.cell == "lstm" else partial(RecurrentLayer, self.cell.cell)
         reads = [config.embedding, *self.sizes[:-1]]
-        self.layers = nn.ModuleList(kind(*widths) for widths in zip(reads, self.sizes, strict=True))
+        layers = (make_layer(config.cell, *widths) for widths in zip(reads, self.sizes, strict=True))
+        self.layers = nn.ModuleList(layers)
         self._state_widths = [
             [read if name == "x" else size for name in self.cell.cell.states]
             for read, size in zip(reads, self.sizes, strict=True)

@@ -18,11 +18,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from econmt.config.recipe import Initialization
-from econmt.config.stacks import RecurrentStack
 from econmt.model.cells import CELLS
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
 from econmt_ops.cells.protocol import Cell
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.weights import AnyLSTMWeights
 from econmt_ops.dispatch.rule import device_of
 from econmt_ops.products.dropout import RowsSeed, Seed, SeedCounter, apply_dropout, dropout, keep_mask
@@ -137,9 +137,7 @@ class RecurrentLayer(nn.Module):
         # A bias before a normalisation gate by gate has no effect if it is the same for all units.
         forgets = ("shift",) if hasattr(self, "shift") else ("bias", "surrogate_bias")
         for name, parameter in self.named_parameters(recurse=False):
-            if name == "hidden":
-                initialize_hidden(parameter.data, init, bound)
-            elif parameter.dim() == 2:
+            if parameter.dim() == 2:
                 for gate in torch.split(parameter.data, self.hidden_size):
                     initialize_matrix(gate, init, bound)
             elif name.endswith("gain"):
@@ -306,13 +304,6 @@ def initialize_matrix(matrix: Tensor, init: Initialization, bound: float | None 
         matrix.uniform_(-bound, bound)
 
 
-def initialize_hidden(matrix: Tensor, init: Initialization, bound: float | None = None) -> None:
-    """Initialises the recurrent matrix (G H, H) of a layer with G gates in place; ``bound`` as for other matrices."""
-    with torch.no_grad():
-        for gate in torch.split(matrix, matrix.shape[1]):
-            initialize_matrix(gate, init, bound)
-
-
 def initialize_embedding(matrix: Tensor, init: Initialization) -> None:
     """Initialises an embedding matrix (V, E) in place; ``xavier`` draws rows of expected norm 1, ``torch`` sqrt(E)."""
     scale = init.scale if init.weights == "uniform" else None
@@ -333,17 +324,15 @@ def initialize_linear(linear: nn.Linear, init: Initialization) -> None:
 
 def mean_of_valid(outputs: Tensor, lengths: Tensor) -> Tensor:
     """Computes the mean (B, H) of outputs (B, S, H) over the positions within lengths (B,)."""
-    positions = torch.arange(outputs.shape[1], device=outputs.device)
-    valid = positions[None, :] < lengths[:, None]
-    total = outputs.masked_fill(~valid[:, :, None], 0.0).sum(dim=1)
+    total = zero_padding(outputs, padding_of(outputs, lengths)).sum(dim=1)
     return total / lengths.clamp(min=1)[:, None].to(total.dtype)
 
 
-def make_layer(stack: RecurrentStack, input_size: int, hidden_size: int) -> RecurrentLayer:
-    """Creates the parameters of one layer of a stack."""
-    cell = CELLS[stack.cell].cell
+def make_layer(name: str, input_size: int, hidden_size: int, rank: int | None = None) -> RecurrentLayer:
+    """Creates the parameters of one layer of the cell with a name in recipes; only an LSTM may have a rank."""
+    cell = CELLS[name].cell
     if isinstance(cell, LSTMCell):
-        return LSTMLayer(input_size, hidden_size, stack.rank)
+        return LSTMLayer(input_size, hidden_size, rank)
     return RecurrentLayer(cell, input_size, hidden_size)
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from econmt import errors
 from econmt.data.progress_bars import Heartbeat
+from econmt.decoding.text_reader import perplexity_of
 from econmt.errors import printable, talk
 from econmt_memory.report.tables import WIDTH, print_table
 
@@ -103,7 +104,7 @@ class Figures(NamedTuple):
         return [
             *([scale] if scale else []),
             f"epoch {self.epoch + 1}",
-            f"perplexity {perplexity(self.loss):.2f}",
+            f"perplexity {perplexity_of(-self.loss):.2f}",
             f"learning rate {self.learning_rate:.3g}",
             f"gradient norm {self.gradient_norm:.3g}",
         ]
@@ -116,14 +117,6 @@ def _filled(parts: list[str], more: list[str], width: int | None) -> str:
         if width is None or len(line) + 2 + len(part) <= width:
             line += f"  {part}"
     return line
-
-
-def perplexity(loss: float) -> float:
-    """Returns exp of a loss in nats per token; infinity if that overflows."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
 
 
 def duration(seconds: float) -> str:

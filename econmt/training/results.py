@@ -23,6 +23,7 @@ from econmt.data.files import notice
 from econmt.data.progress_bars import Say
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
+from econmt.decoding.text_reader import perplexity_of
 from econmt.decoding.translation import Translation
 from econmt.decoding.translator import Translator
 from econmt.engine.measurement import measure_step
@@ -36,7 +37,6 @@ from econmt.tasks.protocol import Shape, Split
 from econmt.tasks.registry import make_task
 from econmt.training.choice import saved_choice
 from econmt.training.context import RunContext
-from econmt.training.progress import perplexity as perplexity_of
 from econmt.training.validation import counted_sentences, make_translator, perplexity, requests_of
 from econmt_memory.measure.ledger import Ledger
 from econmt_ops.dispatch.rule import rules_only
@@ -299,7 +299,7 @@ def draw_learning_curve(
     figure = Figure(figsize=(10.0 if with_bleu else 7.0, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2 if with_bleu else 1, squeeze=False)[0]
-    axes[0].plot(updates, [perplexity_of(row["train_loss"]) for row in metrics], ".-", label="training")
+    axes[0].plot(updates, [perplexity_of(-row["train_loss"]) for row in metrics], ".-", label="training")
     axes[0].plot(updates, [row["valid_perplexity"] for row in metrics], ".-", label="validation")
     axes[0].set_yscale("log")
     axes[0].set_ylabel("perplexity")
@@ -326,7 +326,7 @@ def draw_learning_curve(
 def _digits(metrics: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
     """Returns the leading digits of the perplexity axis's ticks."""
     shown = [
-        value for row in metrics for value in (perplexity_of(row["train_loss"]), row["valid_perplexity"])
+        value for row in metrics for value in (perplexity_of(-row["train_loss"]), row["valid_perplexity"])
     ]
     finite = [value for value in shown if math.isfinite(value) and value > 0.0] or [1.0]
     span = max(finite) / min(finite)

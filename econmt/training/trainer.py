@@ -365,17 +365,20 @@ class Trainer:
         report_checkpoint(progress, result, state, goes_back=goes_back)
 
     def _best(self, current: dict[str, Tensor], progress: Progress) -> Saved:
-        """Loads the best regular checkpoint; with ``current`` optimizer tensors if its own are missing or damaged."""
-        commit = Commit(self.state.best_regular, True)
+        """Loads the best regular checkpoint; with ``current`` optimizer tensors if its own are of no use.
+
+        They may be missing or damaged, or of another optimizer, with which the run began.
+        """
+        commit, name = Commit(self.state.best_regular, True), self.recipe.training.optimizer.name
         if self.folder.state(commit).is_dir():
             try:
-                return load_saved(self.folder, commit).for_optimizer(
-                    self.recipe.training.optimizer.name, current
-                )
+                saved = load_saved(self.folder, commit)
+                if saved.optimizer_name == name:
+                    return saved
             except InputError as error:
                 progress.note(f"the best checkpoint's optimizer state cannot be used: {error}")
         parameters, _ = read_tensors(self.folder.parameters(self.state.best_regular))
-        return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
+        return Saved(self.state, parameters, current, name)
 
     def _row(self, result: Validation) -> dict[str, float]:
         state, meter = self.state, self.state.since_checkpoint

@@ -26,6 +26,7 @@ from econmt.data.text.vocabulary import Vocabularies
 from econmt.decoding.requests import Request
 from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.search.model import SearchModel
+from econmt.decoding.text_reader import perplexity_of
 from econmt.decoding.translator import Translator
 from econmt.engine.communicator import Communicator
 from econmt.engine.step import TrainingStep
@@ -35,7 +36,6 @@ from econmt.model import Implementations
 from econmt.tasks.protocol import Evaluation
 from econmt.training.hooks import Hook, HookError, Judged
 from econmt.training.progress import Progress
-from econmt.training.progress import perplexity as perplexity_of
 
 _NOTABLE = 0.01
 """Share of validation pairs, longer than those of the training text, from which they are told."""
@@ -221,7 +221,7 @@ def perplexity(
     total, tokens = _summed(
         step, evaluation, partial(step.task.loss, step.model), stop, plan, implementations
     )
-    return perplexity_of(total / (evaluation.words or tokens))
+    return perplexity_of(-total, evaluation.words or tokens)
 
 
 def _summed(

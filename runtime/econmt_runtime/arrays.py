@@ -125,14 +125,13 @@ class RuntimeProduct:
             values = self._grouped
         return library.weight_structure(inputs, self.outputs, values, self.bias, self._steps, self._sums)
 
-    def __call__(self, left: Floats, start: Floats | None = None) -> Floats:
-        """Returns the product of left (R, K), plus ``start`` (R, N), which may be overwritten."""
+    def __call__(self, left: Floats) -> Floats:
+        """Returns the product of left (R, K)."""
         if self._steps is not None and self._sums is not None:
-            return library.int8_product(left, self._weight, self._sums, self._steps, self.bias, start)
+            return library.int8_product(left, self._weight, self._sums, self._steps, self.bias)
         product: Floats = left @ self._weight
-        for summand in (self.bias, start):
-            if summand is not None:
-                product += summand
+        if self.bias is not None:
+            product += self.bias
         return product
 
 

@@ -120,9 +120,9 @@ def _call(name: str, *values: Any) -> None:
         raise MemoryError(f"no memory for the scratch space of {name}")
 
 
-def _row(array: npt.NDArray[Any] | None) -> int:
+def _row(array: npt.NDArray[Any]) -> int:
     """Returns the number of elements from one row to the next; the values of a row are contiguous."""
-    return 0 if array is None else array.strides[0] // array.itemsize
+    return array.strides[0] // array.itemsize
 
 
 def _rows(array: Floats) -> Floats:
@@ -213,15 +213,14 @@ def int8_product(
     sums: npt.NDArray[np.int32],
     steps: Floats,
     bias: Floats | None,
-    start: Floats | None,
 ) -> Floats:
-    """Computes left (R, K) times an 8-bit weight in the library's layout, plus bias (N,) and start (R, N)."""
-    left, start = _rows(left), None if start is None else _rows(start)
+    """Computes left (R, K) times an 8-bit weight in the library's layout, plus bias (N,)."""
+    left = _rows(left)
     steps, bias = np.ascontiguousarray(steps), None if bias is None else np.ascontiguousarray(bias)
     output = np.empty((len(left), len(steps)), np.float32)
     _call(
         "product_int8",
-        *left.shape, len(steps), left, _row(left), weight, sums, steps, bias, start, _row(start), output, _row(output),
+        *left.shape, len(steps), left, _row(left), weight, sums, steps, bias, None, 0, output, _row(output),
     )  # fmt: skip
     return output
 

@@ -37,7 +37,7 @@ from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.layers.op import OPS
 from scripts.bench.frame import CPU, Bench, Call, in_turns, milliseconds
-from scripts.bench.layers import passes, relative, torch_lstm
+from scripts.bench.layers import Size, passes, relative, torch_lstm
 
 MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 """Largest error with which a time counts."""
@@ -45,19 +45,6 @@ OTHERS = {"cpu": ("reference", "recompute"), "cuda": ("recompute", "triton")}
 """Implementations that are timed beside the one of the rule; of a GRU on a GPU also cuDNN's, the reference."""
 LIBRARY = "torch.nn.LSTM"
 LEVELS = ("outputs", "cells", "gates")
-
-
-class Size(NamedTuple):
-    """Rows, steps and units of a layer, whose inputs are as wide."""
-
-    batch: int
-    steps: int
-    hidden: int
-
-    @classmethod
-    def of(cls, text: str) -> Size:
-        """Reads a size such as "64x100x512"."""
-        return cls(*map(int, text.split("x")))
 
 
 GRID = [Size(b, t, h) for b in (1, 16, 64, 128, 256, 512) for t in (25, 100) for h in (128, 256, 512, 1024)]
@@ -173,7 +160,7 @@ def timed(calls: dict[str, Call], given: argparse.Namespace) -> dict[str, float]
 
 def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> Iterator[Row]:
     """Yields the rows of a size and type; those of implementations that are wrong have no time."""
-    runs = {LIBRARY: torch_lstm(*size[:2], size.hidden, dtype, given.device)}
+    runs = {LIBRARY: torch_lstm(size, dtype, given.device)}
     shape: Row = {**size._asdict(), "dtype": str(dtype)[6:]}
     rows: dict[str, Row] = {LIBRARY: {**shape, "layer": LIBRARY}}
     for kind in kinds_of(given):

@@ -13,16 +13,23 @@ from econmt_ops import LSTMWeights
 from scripts.bench.frame import Call
 
 
-def lstm_weights(
-    hidden: int, dtype: torch.dtype, device: torch.device, inputs: int | None = None
-) -> LSTMWeights:
-    """Draws the weights of a layer whose inputs are as wide as its outputs, unless their width is given."""
-    width = inputs or hidden
-    parts = (
-        torch.randn(4 * hidden, width, device=device) * width**-0.5,
-        torch.randn(4 * hidden, hidden, device=device) * hidden**-0.5,
-        torch.randn(4 * hidden, device=device) * hidden**-0.5,
-    )
+class Size(NamedTuple):
+    """Rows, steps and units of a layer, whose inputs are as wide."""
+
+    batch: int
+    steps: int
+    hidden: int
+
+    @classmethod
+    def of(cls, text: str) -> Size:
+        """Reads a size such as "64x100x512"."""
+        return cls(*map(int, text.split("x")))
+
+
+def lstm_weights(hidden: int, dtype: torch.dtype, device: torch.device) -> LSTMWeights:
+    """Draws the weights of a layer whose inputs are as wide as its outputs."""
+    shapes = (4 * hidden, hidden), (4 * hidden, hidden), (4 * hidden,)
+    parts = (torch.randn(shape, device=device) * hidden**-0.5 for shape in shapes)
     return LSTMWeights(*(part.to(dtype).requires_grad_() for part in parts))
 
 
@@ -42,10 +49,9 @@ def passes(
     return {"forward": torch.no_grad()(run), "both": both}
 
 
-def torch_lstm(
-    batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device
-) -> dict[str, Call]:
+def torch_lstm(size: Size, dtype: torch.dtype, device: torch.device) -> dict[str, Call]:
     """Returns the passes of torch.nn.LSTM, in cuDNN's fastest layout on a GPU, which has time first."""
+    batch, steps, hidden = size
     rows_first = device.type == "cpu"
     module = nn.LSTM(hidden, hidden, batch_first=rows_first).to(device, dtype)
     shape = (batch, steps, hidden) if rows_first else (steps, batch, hidden)

@@ -9,7 +9,7 @@ stream for each of several products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -23,7 +23,7 @@ from econmt.errors import InputError
 from econmt_ops import LSTMWeights
 from scripts.bench.frame import Bench, Call, replayed
 from scripts.bench.layers import largest_difference, lstm_weights, passes, peak_bytes
-from scripts.bench.lstm_schedules import Stack, Stage, stages
+from scripts.bench.lstm_schedules import Stack, stages
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ def passes_of(stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]) -> tu
     return forward, passes(forward, [inputs, *(part for layer in layers for part in layer)])["both"]
 
 
-def chosen_stages(only: Sequence[str], on_gpu: bool) -> list[Stage]:
+def chosen_stages(only: Sequence[str], on_gpu: bool) -> dict[str, Stack]:
     """Returns the schedules whose names contain one of the parts; InputError is raised if there is none."""
-    known = {stage.name: stage for stage in stages(on_gpu)}
+    known = stages(on_gpu)
     parts = [part.lower() for part in only or [""]]
-    chosen = [stage for name, stage in known.items() if any(part in name.lower() for part in parts)]
+    chosen = {name: run for name, run in known.items() if any(part in name.lower() for part in parts)}
     if not chosen:
         raise InputError(f"--schedule '{', '.join(only)}': in no name of {'; '.join(known)}")
     return chosen
@@ -70,7 +70,7 @@ def chosen_stages(only: Sequence[str], on_gpu: bool) -> list[Stage]:
 def rows(
     shape: StackShape,
     dtypes: Sequence[torch.dtype],
-    schedules: Sequence[Stage],
+    schedules: Mapping[str, Stack],
     device: torch.device,
     say: Say,
     samples: int,
@@ -83,10 +83,10 @@ def rows(
         inputs, layers = arguments(shape, dtype, device)
         slowest: dict[str, float] = {}
         expected: list[Tensor] = []
-        for stage in schedules:
-            say(f"{stage.name}, {dtype_name(dtype)}")
-            forward, both = passes_of(stage.run, inputs, layers)
-            row: Row = {"schedule": stage.name, "dtype": dtype_name(dtype), **asdict(shape)}
+        for name, stack in schedules.items():
+            say(f"{name}, {dtype_name(dtype)}")
+            forward, both = passes_of(stack, inputs, layers)
+            row: Row = {"schedule": name, "dtype": dtype_name(dtype), **asdict(shape)}
             results: list[Tensor] = []
             row["first call, s"] = seconds_of(lambda: results.extend(both()), device)  # noqa: B023  at once
             results = [part.detach().clone() for part in results]

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,18 +27,6 @@ from scripts.bench.layers import by_torch
 
 Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
 Pointwise = Callable[[Sequence[Tensor], Tensor, torch.dtype], tuple[Tensor, Tensor]]
-
-
-class Stage(NamedTuple):
-    """Schedule of a stack.
-
-    Attributes:
-        name: Name in the table.
-        run: Function that computes the stack.
-    """
-
-    name: str
-    run: Stack
 
 
 @functools.cache
@@ -173,47 +161,42 @@ def own_layers(backend: str = "eager") -> Stack:
     return run
 
 
-def _chosen() -> Stack:
-    """Returns `econmt_ops.lstm` with the implementation that the rule takes for a captured step."""
-
-    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-        with captured(), rules_only():
-            return econmt_ops.lstm(inputs, tuple(layers))[0]
-
-    return run
+def _chosen(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """Runs `econmt_ops.lstm` with the implementation that the rule takes for a captured step."""
+    with captured(), rules_only():
+        return econmt_ops.lstm(inputs, tuple(layers))[0]
 
 
-def streamed_stages(fused: bool) -> list[Stage]:
+def streamed_stages(fused: bool) -> dict[str, Stack]:
     """Returns schedules of a GPU, in the published order: decisions alone, and with all of those before.
 
     ``fused`` is true if there is a compiler, which fuses the operations between products.
     """
-    alone = [Stage("eight products, transposed", _plain(transposed=True))]
-    last = Stage("eight products, a stream each", _plain(lanes=8))
-    both = [Stage("two products, a stream each", _plain(combined=True, lanes=2))]
+    alone = {"eight products, transposed": _plain(transposed=True)}
+    both = {"two products, a stream each": _plain(combined=True, lanes=2)}
     if fused:
-        alone.append(Stage("eight products, pointwise fused", _plain(fused=True)))
-        both.append(Stage("layer wavefront, pointwise fused", partial(wavefront, fused=True)))
-    return [*alone, last, *both]
+        alone["eight products, pointwise fused"] = _plain(fused=True)
+        both["layer wavefront, pointwise fused"] = partial(wavefront, fused=True)
+    return {**alone, "eight products, a stream each": _plain(lanes=8), **both}
 
 
-def stages(on_gpu: bool = False) -> list[Stage]:
-    """Returns the schedules, each with all decisions of those before it, then those it is compared with.
+def stages(on_gpu: bool = False) -> dict[str, Stack]:
+    """Returns the schedules by name, each with all decisions of those before it, then those it is compared with.
 
     ``on_gpu`` adds the schedules that only a GPU has.
     """
     fused = has_compiler()
-    schedules = [
-        Stage("eight products a cell", _plain()),
-        *(streamed_stages(fused) if on_gpu else ()),
-        Stage("four gates in one product", _plain(combined=True)),
-        Stage("input products of all steps in one", _plain(at_once=True)),
-        Stage("weights transposed", _plain(at_once=True, transposed=True)),
-        Stage("layer wavefront", wavefront),
-        Stage("own backward pass, weights packed", own_layers()),
-    ]
+    schedules = {
+        "eight products a cell": _plain(),
+        **(streamed_stages(fused) if on_gpu else {}),
+        "four gates in one product": _plain(combined=True),
+        "input products of all steps in one": _plain(at_once=True),
+        "weights transposed": _plain(at_once=True, transposed=True),
+        "layer wavefront": wavefront,
+        "own backward pass, weights packed": own_layers(),
+    }
     if fused:
-        schedules.append(Stage("pointwise fused (compiled)", own_layers("compiled")))
+        schedules["pointwise fused (compiled)"] = own_layers("compiled")
     if on_gpu:
-        schedules.append(Stage("econmt_ops, auto", _chosen()))
-    return [*schedules, Stage("torch.nn.LSTM", by_torch)]
+        schedules["econmt_ops, auto"] = _chosen
+    return {**schedules, "torch.nn.LSTM": by_torch}

@@ -15,7 +15,8 @@ import functools
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,35 +31,13 @@ from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
 from scripts.bench import layers
 from scripts.bench.frame import Bench, in_turns, replayed
+from scripts.bench.layers import Size
 
 Scan = Callable[[Tensor, Tensor], Tensor]
 """Decay and inputs (B, T, H) to outputs (B, T, H)."""
 
 
-class ScanShape(NamedTuple):
-    """Rows, steps and units of a recurrence."""
-
-    batch: int
-    steps: int
-    hidden: int
-
-    @classmethod
-    def of(cls, text: str) -> ScanShape:
-        """Reads a shape such as "1x65536x128"."""
-        return cls(*map(int, text.split("x")))
-
-    @property
-    def values(self) -> int:
-        """Number of values of one tensor."""
-        return self.batch * self.steps * self.hidden
-
-
-SHAPES = (
-    ScanShape(1, 65_536, 128),
-    ScanShape(1, 1_048_576, 128),
-    ScanShape(8, 4096, 1536),
-    ScanShape(128, 100, 512),
-)
+SHAPES = (Size(1, 65_536, 128), Size(1, 1_048_576, 128), Size(8, 4096, 1536), Size(128, 100, 512))
 TENSORS = {"forward": 3, "backward": 5, "both": 8}
 """Fewest tensors that a pass moves."""
 
@@ -79,7 +58,7 @@ _CHECKED_STEPS = 8192
 """Most steps whose results are compared, in 32 units of 2 rows."""
 
 
-def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[str, Scan]:
+def scans(shape: Size, dtype: torch.dtype, device: torch.device) -> dict[str, Scan]:
     """Returns the implementations that can run here, by name."""
     found: dict[str, Scan] = {
         each.name: functools.partial(econmt_ops.linear_recurrence, implementation=each.name)
@@ -95,7 +74,7 @@ def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> dict[st
 
 
 def tensors_for(
-    label: str, shape: ScanShape, dtype: torch.dtype, device: torch.device
+    label: str, shape: Size, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draws decay, inputs and the gradient of the outputs, each (B, T, H), or (B, H, T) for accelerated-scan."""
     draw = torch.Generator(device).manual_seed(1)
@@ -118,13 +97,13 @@ def passes(scan: Scan, decay: Tensor, inputs: Tensor, incoming: Tensor) -> dict[
     return {"forward": both["forward"], "backward": backward, "both": both["both"]}
 
 
-def check(name: str, scan: Scan, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> float:
+def check(name: str, scan: Scan, shape: Size, dtype: torch.dtype, device: torch.device) -> float:
     """Returns the largest difference of outputs and gradients from float64 at a smaller shape, relative to each tensor.
 
     Raises:
         EconmtError: The difference is larger than rounding explains.
     """
-    small = ScanShape(min(2, shape.batch), min(_CHECKED_STEPS, shape.steps), min(32, shape.hidden))
+    small = Size(min(2, shape.batch), min(_CHECKED_STEPS, shape.steps), min(32, shape.hidden))
     chunk = functools.partial(econmt_ops.linear_recurrence, implementation="chunk")
     exact = [tensor.detach().double() for tensor in tensors_for("chunk", small, dtype, device)]
     expected = passes(chunk, exact[0].requires_grad_(), exact[1].requires_grad_(), exact[2])["both"]()
@@ -151,20 +130,15 @@ def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -
     return lambda: kernels.backward(call, given, made)
 
 
-def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+def copy_of(count: int, shape: Size, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
     """Returns a copy that moves the bytes of ``count`` tensors of the shape, half read and half written."""
-    source = torch.randn(shape.values * count // 2, device=device).to(dtype)
+    source = torch.randn(prod(shape) * count // 2, device=device).to(dtype)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def rows(
-    shapes: Sequence[ScanShape],
-    dtypes: Sequence[torch.dtype],
-    device: torch.device,
-    say: Say,
-    *,
-    seconds: float,
+    shapes: Sequence[Size], dtypes: Sequence[torch.dtype], device: torch.device, say: Say, *, seconds: float
 ) -> Iterator[Row]:
     """Times every implementation at each shape and type for ``seconds`` a pass, and calls ``say`` with its progress.
 
@@ -190,7 +164,7 @@ def rows(
             run = run if label in loops else replayed(run, device)
             copy = replayed(copy_of(count, shape, dtype, device), device)
             timings = in_turns({"copy": copy, label: run}, device, seconds=seconds)
-            moved, scale = count * shape.values * dtype.itemsize, shape.steps / steps
+            moved, scale = count * prod(shape) * dtype.itemsize, shape.steps / steps
             taken, copied = timings[label].median * scale, timings["copy"].median
             yield {
                 "batch": shape.batch, "steps": shape.steps, "hidden": shape.hidden,
@@ -205,7 +179,7 @@ def rows(
 def main(words: Sequence[str] | None = None) -> None:
     bench = Bench(__doc__, device="auto", seconds=1.0)
     add = bench.add_argument
-    add("--shape", action="append", type=ScanShape.of, metavar="BxTxH", help="rows, steps and units")
+    add("--shape", action="append", type=Size.of, metavar="BxTxH", help="rows, steps and units")
     add("--dtype", action="append", help="float32, bfloat16, float16 or float64; may be repeated (float32)")
     given = bench.begin(words)
     types = [getattr(torch, name) for name in given.dtype or ["float32"]]

@@ -17,7 +17,7 @@ from econmt.config.recipe import load_recipe
 from econmt.data.text.corpus import find_corpus, read_pairs, search_path
 from econmt.engine.devices import reproducible
 from econmt.engine.precision import NAMED
-from econmt.estimate.fit import fit
+from econmt.estimate.fit import fit_all
 from econmt.estimate.techniques import Technique, estimator, techniques
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
@@ -109,7 +109,8 @@ def fit_rows() -> Rows:
         for precision in (NAMED["bfloat16"], NAMED["float32"]):
             narrow = "" if precision.name == "float32" else f", {precision.name}"
             ways = [named[name + narrow] for name in ("reference", "all")]
-            kept, lean = (fit(task, way, ECHO[1:], FOUR_GIB, "cuda", ECHO.rows).rows for way in ways)
+            fits = (fit_all(task, way, [ECHO[1:]], FOUR_GIB, "cuda", ECHO.rows) for way in ways)
+            kept, lean = (next(found).rows for found in fits)
             yield precision.name, f"{kept:,}", f"{lean:,}", f"{lean / kept:.1f}"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from econmt.bench.rows import Row
 from scripts.bench import cells
+from scripts.bench.layers import Size
 from scripts.tests.conftest import Measured
 from tests.unit.cli.conftest import Call
 
@@ -26,7 +27,7 @@ def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layers_have_the_parameters_of_their_rank() -> None:
-    size = cells.Size(2, 3, 10)
+    size = Size(2, 3, 10)
     counts = [
         cells.Layer(cells.Kind("lstm", rank), size, torch.float32, CPU).parameters for rank in (0, 2, 3)
     ]
@@ -36,7 +37,7 @@ def test_layers_have_the_parameters_of_their_rank() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rank_layers_are_held_to_the_definition(dtype: torch.dtype) -> None:
-    layer = cells.Layer(cells.Kind("lstm", 2), cells.Size(2, 4, 6), dtype, CPU)
+    layer = cells.Layer(cells.Kind("lstm", 2), Size(2, 4, 6), dtype, CPU)
     expected = layer.passes("reference", exact=True)["both"]()
     assert expected[0].dtype == torch.float64
     assert layer.error("recompute", expected) < (1e-5 if dtype == torch.float32 else 0.05)
@@ -66,7 +67,7 @@ def test_rows_are_kept_as_sizes_are_measured(
     """What stops the second size leaves the rows of the first."""
     file, measure = tmp_path / "cells.csv", cells.measure
 
-    def stopping(size: cells.Size, *rest: Any) -> Iterator[Row]:
+    def stopping(size: Size, *rest: Any) -> Iterator[Row]:
         if size.batch == 1:
             raise KeyboardInterrupt
         yield from measure(size, *rest)

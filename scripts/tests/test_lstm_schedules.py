@@ -12,39 +12,40 @@ from scripts.bench.layers import by_torch, peak_bytes
 from tests.ops.helpers import assert_close
 
 SHAPE = lstm.StackShape(layers=3, steps=4, hidden=5, batch=2)
-STAGES = [stage for stage in lstm_schedules.stages() if "compiled" not in stage.name]
+STAGES = {name: stack for name, stack in lstm_schedules.stages().items() if "compiled" not in name}
+FIRST, *OTHERS = STAGES
+STREAMED = lstm_schedules.streamed_stages(fused=False)
 
 
-def results(stage: lstm_schedules.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
+def results(stack: lstm_schedules.Stack, dtype: torch.dtype) -> list[torch.Tensor]:
     inputs, layers = lstm.arguments(SHAPE, dtype, torch.device("cpu"))
-    forward, both = lstm.passes_of(stage.run, inputs, layers)
+    forward, both = lstm.passes_of(stack, inputs, layers)
     return [part.detach() for part in (forward(), *both())]
 
 
-@pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name)
-def test_all_ways_compute_the_same(stage: lstm_schedules.Stage) -> None:
-    assert_close(results(stage, torch.float64), results(STAGES[0], torch.float64), 1e-12)
+@pytest.mark.parametrize("name", OTHERS)
+def test_all_ways_compute_the_same(name: str) -> None:
+    assert_close(results(STAGES[name], torch.float64), results(STAGES[FIRST], torch.float64), 1e-12)
 
 
 def test_ways_of_a_gpu_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its streams, and without the compiler."""
     monkeypatch.setattr(lstm_schedules, "fused_pointwise", lambda: lstm_schedules.pointwise)
-    stages = lstm_schedules.streamed_stages(fused=True)
-    expected = results(STAGES[0], torch.float64)
-    for stage in stages:
-        assert_close(results(stage, torch.float64), expected, 1e-12)
+    expected = results(STAGES[FIRST], torch.float64)
+    for stack in lstm_schedules.streamed_stages(fused=True).values():
+        assert_close(results(stack, torch.float64), expected, 1e-12)
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("stage", lstm_schedules.streamed_stages(fused=False), ids=lambda stage: stage.name)
-def test_streams_compute_the_same_in_a_graph(stage: lstm_schedules.Stage) -> None:
+@pytest.mark.parametrize("name", STREAMED)
+def test_streams_compute_the_same_in_a_graph(name: str) -> None:
     device = torch.device("cuda")
     inputs, layers = lstm.arguments(SHAPE, torch.float32, device)
-    expected = [part.detach() for part in lstm.passes_of(STAGES[0].run, inputs, layers)[1]()]
+    expected = [part.detach() for part in lstm.passes_of(STAGES[FIRST], inputs, layers)[1]()]
     found: list[torch.Tensor] = []
 
     def both() -> None:
-        found[:] = lstm.passes_of(stage.run, inputs, layers)[1]()
+        found[:] = lstm.passes_of(STREAMED[name], inputs, layers)[1]()
 
     replay = in_graph(both, device)
     for part in found:
@@ -58,9 +59,8 @@ CPU, FLOAT32 = torch.device("cpu"), [torch.float32]
 
 def test_rows_of_the_ablation() -> None:
     said: list[str] = []
-    stages = STAGES[:2] + STAGES[-1:]
-    rows = list(lstm.rows(SHAPE, FLOAT32, stages, CPU, said.append, 2))
     names = ["eight products a cell", "four gates in one product", "torch.nn.LSTM"]
+    rows = list(lstm.rows(SHAPE, FLOAT32, {name: STAGES[name] for name in names}, CPU, said.append, 2))
     assert [row["schedule"] for row in rows] == names
     assert rows[0]["forward, gain"] == 1.0
     assert rows[0]["difference"] == 0.0
@@ -78,7 +78,7 @@ def test_rows_of_the_ablation() -> None:
 def test_some_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lstm, "stages", lambda on_gpu: STAGES)
     chosen = lstm.chosen_stages(["NN.lstm", "four"], False)
-    assert [stage.name for stage in chosen] == ["four gates in one product", "torch.nn.LSTM"]
+    assert list(chosen) == ["four gates in one product", "torch.nn.LSTM"]
     with pytest.raises(InputError, match="--schedule 'five': in no name of eight products a cell; four"):
         lstm.chosen_stages(["five"], False)
     kept = torch.ones(1000)

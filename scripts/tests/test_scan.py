@@ -12,9 +12,10 @@ from econmt.errors import EconmtError
 from econmt_ops import linear_recurrence
 from econmt_ops.dispatch.timing import Timing
 from scripts.bench import frame, scan
+from scripts.bench.layers import Size
 
 CPU = torch.device("cpu")
-SHAPE = scan.ScanShape(2, 30, 5)
+SHAPE = Size(2, 30, 5)
 
 
 def test_every_implementation_that_runs_here() -> None:
@@ -68,4 +69,4 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["share of a copy"] == 1 / seconds
         assert row["GB/s"] == pytest.approx(float(row["bytes"]) / seconds / 1e9)
     copied = scan.copy_of(3, SHAPE, torch.bfloat16, CPU)()
-    assert 2 * copied.nbytes == 3 * SHAPE.values * 2
+    assert 2 * copied.nbytes == 3 * 2 * 30 * 5 * 2

@@ -23,13 +23,13 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38357,
+    "econmt": 38285,
     "econmt_serve": 3801,
     "econmt_distill": 1928,
     "memory": 5583,
-    "runtime": 2165,
-    "ops": 23223,
-    "scripts": 14839,
+    "runtime": 2163,
+    "ops": 23215,
+    "scripts": 14792,
     "tests": 55158,
 }
 """Lines of Python below each folder; they may only fall."""

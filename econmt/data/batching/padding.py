@@ -30,8 +30,6 @@ class Padding(NamedTuple):
     """Work at the padded shapes relative to that without padding."""
     trimmed: float
     """Work with each batch trimmed to its longest source and target, relative to that without padding."""
-    trimmed_shapes: int
-    """Number of distinct (source, target) shapes of trimmed batches."""
 
 
 class PlannedBatch(NamedTuple):
@@ -46,34 +44,30 @@ def measure_padding(batches: Iterable[PlannedBatch], work: PairFlops) -> Padding
     """Measures the padding cost of batches."""
     real = padded = trimmed = 0
     shapes: set[tuple[int, int]] = set()
-    trimmed_shapes: set[tuple[int, int]] = set()
     for sources, targets, shape in batches:
         longest = int(sources.max()), int(targets.max())
         real += int(work.of(sources, targets).sum())
         padded += len(sources) * int(work.of(*shape))
         trimmed += len(sources) * int(work.of(*longest))
         shapes.add(shape)
-        trimmed_shapes.add(longest)
-    return Padding(len(shapes), padded / real, trimmed / real, len(trimmed_shapes))
+    return Padding(len(shapes), padded / real, trimmed / real)
 
 
-def planned(batches: BatchIterator, most: int = _SAMPLE) -> Iterator[PlannedBatch]:
-    """Yields the lengths of the batches of an epoch, at most ``most``."""
+def planned(batches: BatchIterator) -> Iterator[PlannedBatch]:
+    """Yields the lengths of the batches of an epoch, at most :data:`_SAMPLE`."""
     store = batches.store
-    for pairs, shape in islice(batches.plan(), most):
+    for pairs, shape in islice(batches.plan(), _SAMPLE):
         yield PlannedBatch(store.source_lengths[pairs] + 1, store.target_lengths[pairs] + 1, shape)
     store.release()
 
 
-def random_batches(
-    sources: IntArray, targets: IntArray, batch: BatchSize, most: int = _SAMPLE
-) -> Iterator[PlannedBatch]:
-    """Yields at most ``most`` batches without buckets: pairs in random order, padded to the longest of a batch.
+def random_batches(sources: IntArray, targets: IntArray, batch: BatchSize) -> Iterator[PlannedBatch]:
+    """Yields some batches without buckets: pairs in random order, padded to the longest of a batch.
 
     The lengths of both sides, (N,), do not count ``</s>``.
     """
     order = np.random.default_rng(1).permutation(len(sources))
-    for _ in range(most):
+    for _ in range(_SAMPLE):
         if not len(order):
             return
         rows = _rows(targets[order[: batch.size]] + 1, batch)

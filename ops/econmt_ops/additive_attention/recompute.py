@@ -18,7 +18,7 @@ from econmt_ops.backends import steps_for
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import AttentionBackward, AttentionInputs
 from econmt_ops.core.chunks import rows_of, split_blocks
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
@@ -38,8 +38,7 @@ def cleaned(tensor: Tensor, lengths: Tensor | None) -> Tensor:
 
     Called for keys before the operator, so that both passes share one copy and the original keys are not saved.
     """
-    padding = None if lengths is None else padding_mask(lengths, tensor.shape[1], tensor.device)
-    return zero_padding(tensor, padding).contiguous()
+    return zero_padding(tensor, padding_of(tensor, lengths)).contiguous()
 
 
 def _attention(arguments: AttentionArguments) -> tuple[EagerAttention, Tensor]:

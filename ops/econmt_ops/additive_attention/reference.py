@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.traits import Traits
 
@@ -69,7 +69,6 @@ def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tens
 
 def additive_attention(call: AttentionArguments) -> tuple[Tensor, Tensor]:
     """Implements `econmt_ops.additive_attention`."""
-    lengths, keys = call.lengths, call.keys
-    padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+    keys, padding = call.keys, padding_of(call.keys, call.lengths)
     scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, pair_of(call.norm))
     return attend(scores, zero_padding(call.values, padding), padding)

@@ -23,7 +23,7 @@ from econmt_ops.cells.protocol import Split
 from econmt_ops.cells.table import KINDS
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Coverage, Matrix
 from econmt_ops.dispatch.rule import device_of
@@ -238,10 +238,7 @@ class AttentionalProblem:
         bottom = self.layers[0].input
         self.from_input = columns(bottom, 0, self.width)
         self.from_output = columns(bottom, self.width, bottom.shape[1])
-        lengths, keys = call.lengths, call.keys
-        self.padding = None
-        if lengths is not None and not call.clean:
-            self.padding = padding_mask(lengths, keys.shape[1], keys.device)
+        self.padding = None if call.clean else padding_of(call.keys, call.lengths)
         seed = join_seed(call.seed, call.device_seed, call.first_row)
         options = StackOptions(dropout=call.dropout, seed=seed, variational=call.variational)
         shape = self.batch, self.steps, self.hidden

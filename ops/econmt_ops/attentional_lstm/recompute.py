@@ -24,7 +24,7 @@ from econmt_ops.attentional_lstm.reference import DecoderOptions, combined_outpu
 from econmt_ops.cells.protocol import Split
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, matmul_tf32
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import (
@@ -175,7 +175,7 @@ def _attend_at_once(
         query = functional.linear(h.transpose(0, 1), weights.query.to(h.dtype)).transpose(0, 1)
     with layer("attention"):
         if weights.score is None:
-            padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+            padding = padding_of(keys, lengths)
             scores = torch.bmm(query, zero_padding(keys, padding).transpose(1, 2))
             scores = scores.to(accumulate_dtype(h.dtype)) * options.scale
             context, attention = attend(scores, zero_padding(values, padding), padding)

@@ -20,7 +20,7 @@ from econmt_ops.cells.output import output_forward
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core import scopes as accounting
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import (
     AttentionalLSTMState,
@@ -61,8 +61,7 @@ class _Attention:
     def __init__(
         self, keys: Tensor, values: Tensor, weights: AttentionalLSTMWeights, options: DecoderOptions
     ) -> None:
-        lengths = options.lengths
-        self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+        self.padding = padding_of(keys, options.lengths)
         unclean = None if options.clean else self.padding
         # Contiguous, because query + keys inherits the strides of the keys: if time came first, the product with the
         # score weights would copy and save each sum.

@@ -17,7 +17,7 @@ from econmt_ops.backends.protocol import AttentionBackward, AttentionGradients, 
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
-from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.lengths import padding_of
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 
@@ -47,7 +47,7 @@ class EagerAttention:
         self._score = None if score is None else score.to(self._accumulate)
         self.replace_keys(keys)
         self._projected = self._widened(projected)
-        self._padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+        self._padding = padding_of(keys, lengths)
         self._parts = self._parts_of(keys)
 
     def replace_keys(self, keys: Tensor) -> None:

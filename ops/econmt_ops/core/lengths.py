@@ -17,6 +17,11 @@ def padding_mask(lengths: Tensor, positions: int, device: torch.device, time_fir
     return position >= lengths.unsqueeze(1)
 
 
+def padding_of(sequence: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Returns the padding (B, N) of a sequence (B, N, D) on its device; None, for no padding, without lengths."""
+    return None if lengths is None else padding_mask(lengths, sequence.shape[1], sequence.device)
+
+
 def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:
     """Returns `tensor` (B, N, D) with zeros, also in place of NaN, where `padding` (B, N) is True."""
     return tensor if padding is None else tensor.masked_fill(padding.unsqueeze(-1), 0.0)

@@ -30,7 +30,7 @@ from econmt_ops.backends.c import scan_cells
 from econmt_ops.backends.triton import with_kernels
 from econmt_ops.cells.scan import CELLS, ScanInputs, ScanLayer, ScannedArguments
 from econmt_ops.core.chunks import reaches
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_mask, padding_of, zero_padding
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
 from econmt_ops.dispatch.rule import device_of, is_transformed, rule
 from econmt_ops.dispatch.traits import FLOATS, Traits
@@ -77,8 +77,8 @@ def late(source: Tensor, before: Tensor) -> Tensor:
 
 def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
     """Runs one recurrence in plain PyTorch."""
-    cell, first, lengths = CELLS[call.cell], call.first, call.lengths
-    padding = None if lengths is None else padding_mask(lengths, call.sources[0].shape[1], first.device)
+    cell, first = CELLS[call.cell], call.first
+    padding = padding_of(call.sources[0], call.lengths)
     read = [zero_padding(source, padding) for source in call.sources]
     if call.before is not None:
         read[-1] = torch.cat([call.before.unsqueeze(1), read[-1][:, :-1]], 1)
@@ -88,7 +88,7 @@ def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
     parts, decay, inputs = cell.start(products.to(first.dtype), first.shape[1])
     c = scan(decay, inputs, first)
     outputs = zero_padding(cell.finish(parts, c, read[0]).to(call.bias.dtype), padding)
-    return outputs, last_of(c, first, lengths)
+    return outputs, last_of(c, first, call.lengths)
 
 
 class ScannedResults(NamedTuple):

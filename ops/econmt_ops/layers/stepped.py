@@ -29,7 +29,7 @@ from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.protocol import StepCell
 from econmt_ops.cells.table import KINDS
 from econmt_ops.core.chunks import previous, rows_of, split_blocks
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_mask, padding_of, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
@@ -48,7 +48,7 @@ def reference(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.run_cells`."""
     by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
-    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    padding = padding_of(inputs, lengths)
     inputs = zero_padding(inputs, padding)
     # In 16-bit types on a CPU torch would accumulate in them.
     if cell is GRU and (not isinstance(inputs, FakeTensor) if by_cudnn else inputs.dtype not in STEPWISE):

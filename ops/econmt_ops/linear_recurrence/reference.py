@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.arguments import RecurrenceArguments
-from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.traits import Traits
 
@@ -30,15 +30,14 @@ def first_state(inputs: Tensor, initial: Tensor | None) -> Tensor:
 
 def linear_recurrence(call: RecurrenceArguments) -> Tensor:
     """Implements `econmt_ops.linear_recurrence` for checked and cast arguments."""
-    lengths, inputs, reverse = call.lengths, call.inputs, call.reverse
-    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
-    decay, inputs = standing_still(call.decay, inputs, padding)
+    padding = padding_of(call.inputs, call.lengths)
+    decay, inputs = standing_still(call.decay, call.inputs, padding)
     h, outputs = first_state(inputs, call.initial), []
     # h stays in the accumulate type: its product with a narrower type has the wider one.
     steps = list(zip(decay.unbind(1), inputs.unbind(1), strict=True))
-    for decay_t, input_t in reversed(steps) if reverse else steps:
+    for decay_t, input_t in reversed(steps) if call.reverse else steps:
         h = decay_t * h + input_t
         outputs.append(h)
-    if reverse:
+    if call.reverse:
         outputs.reverse()
     return zero_padding(torch.stack(outputs, 1).to(inputs.dtype), padding)

@@ -14,7 +14,9 @@ from econmt.config.recipe import Recipe, load_recipe
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
+from econmt.tasks.translation import TranslationTask
 from econmt.training.choice import Shape
+from econmt_ops.dispatch.session import Session
 from tests.conftest import fails_with
 from tests.unit.bench.clock import Clock, made_up_times
 
@@ -26,10 +28,11 @@ SMALL = (
 )
 
 
-def chosen_for(recipe: Recipe) -> selection.Chosen:
-    """What measuring chooses on the CPU for small batches."""
+def chosen_for(recipe: Recipe) -> tuple[Session, Implementations]:
+    """What measuring finds and chooses on the CPU for small batches."""
+    task = TranslationTask(recipe, 20, 30)
     options: dict[str, Any] = {"compiled": False, "byte_limit": None, "updates": 1.0}
-    return selection.choose(recipe, (20, 30), Shape(3, 4, 5), CPU, Precision(), seconds=5.0, **options)
+    return selection.choose(task, Shape(3, 4, 5), CPU, Precision(), seconds=5.0, **options)
 
 
 def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
@@ -38,11 +41,9 @@ def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
 
 def test_the_choice_for_a_recipe(clock: Clock) -> None:
     clock.rounds = [{"recompute/gates": 1.0, "reference": 0.8}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
-    found = chosen_for(load_recipe("iwslt", SMALL))
-    assert found.implementations == Implementations(
-        "reference", "reference", "recompute", "recompute", "gates"
-    )
-    rows = selection.rows_of(found.measurements)
+    measured, chosen = chosen_for(load_recipe("iwslt", SMALL))
+    assert chosen == Implementations("reference", "reference", "recompute", "recompute", "gates")
+    rows = selection.rows_of(measured.measurements.values())
     assert by(
         [row for row in rows if str(row["problem"]).startswith("attentional_lstm")], "candidate", "chosen"
     ) == {("reference", "chosen"), ("recompute/gates", " (rule)")}

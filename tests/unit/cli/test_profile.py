@@ -141,12 +141,12 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
 def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, budgets = [], set()
 
-    def fake(workload: object, technique: object, bucket: tuple[int, int], *rest: object) -> object:
-        asked.append(bucket)
-        budgets.add(rest[0])
-        return verb.Fit(*bucket, 7, 1000)
+    def fake(task: object, technique: object, buckets: Any, budget: int, *rest: object) -> object:
+        asked.extend(buckets)
+        budgets.add(budget)
+        return (verb.Fit(*bucket, 7, 1000) for bucket in buckets)
 
-    monkeypatch.setattr("econmt.estimate.fit.fit", fake)
+    monkeypatch.setattr("econmt.cli.profile.fit_all", fake)
     given = ("profile --fit 1GiB", recipe, "data.max_length=9")
     ended = call(*given, "--compare").succeeded()
     assert max(map(len, ended.lines)) <= 80

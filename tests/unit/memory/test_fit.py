@@ -17,7 +17,7 @@ from econmt.data.batching.batches import BatchShape
 from econmt.engine.machine import total_memory
 from econmt.engine.precision import NAMED, precision_of
 from econmt.estimate.byte_budget import AUTO_SHARE
-from econmt.estimate.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
+from econmt.estimate.fit import MOST_ROWS, demand, fit_all, largest_batch
 from econmt.estimate.techniques import Technique, estimate
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
@@ -140,17 +140,17 @@ def test_a_batch_of_the_estimator() -> None:
         return demand(estimate(TASK, technique, Shape(rows, 3, 2), "cpu"))
 
     budget = needed(300)
-    found = fit(TASK, technique, (3, 2), budget, "cpu", start=200)
+    found = next(fit_all(TASK, technique, [(3, 2)], budget, "cpu", start=200))
     assert found[:2] == (3, 2)
     assert found.rows >= 300
     assert found.bytes == needed(found.rows) <= budget < needed(found.rows + 1)
-    none = fit(TASK, technique, (3, 2), needed(1) - 1, "cpu", start=1)
+    none = next(fit_all(TASK, technique, [(3, 2)], needed(1) - 1, "cpu", start=1))
     assert none == (3, 2, 0, needed(1))
 
 
 def test_each_batch_is_estimated_once_for_its_device(play: Play) -> None:
     asked = play(lambda s: Ledger(peak=s.rows, allocated=s.rows, reserved=1000 + 64 * (s.rows // 8)))
-    assert fit(TASK, TECHNIQUE, (30, 20), 1000 + 64 * 10, "cuda", start=64) == (30, 20, 87, 1640)
+    assert next(fit_all(TASK, TECHNIQUE, [(30, 20)], 1640, "cuda", start=64)) == (30, 20, 87, 1640)
     assert len(asked) == len(set(asked))
     assert {(shape.source, shape.target, device) for shape, device in asked} == {(30, 20, "cuda")}
 

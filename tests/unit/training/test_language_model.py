@@ -95,11 +95,11 @@ def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> No
     rows = metrics(run.folder)
     best = next(row for row in rows if row["update"] == results.best_update)
     assert results.perplexities["valid"] == pytest.approx(best["valid_perplexity"], rel=1e-6)
-    model, vocabularies, *_ = load_task(run.folder.path)
-    assert isinstance(model, LanguageModel)
+    loaded = load_task(run.folder.path)
+    assert isinstance(loaded.model, LanguageModel)
     for split in ("valid", "test"):
         lines = (text / f"{split}.txt").read_text().split("\n")[:-1]
-        reader = TextReader(model, vocabularies.target, CPU, torch.float32)
+        reader = TextReader(loaded.model, loaded.vocabularies.target, CPU, torch.float32)
         # In two parts: what has been read is remembered.
         scored = [*reader.score(lines[:5]), *reader.score(lines[5:])]
         words = sum(len(line.split()) + 1 for line in lines)
