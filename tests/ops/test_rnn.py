@@ -314,6 +314,18 @@ def test_an_sru_has_its_own_size_where_its_weights_fit_two() -> None:
 
 
 @pytest.mark.parametrize("kind", [*MODULES, econmt_ops.LSTM, econmt_ops.GRU])
+@torch.no_grad()
+def test_inputs_and_outputs_that_are_overwritten_change_no_state(kind: Any) -> None:
+    module, inputs = kind(3, 4), torch.randn(2, 5, 3)
+    outputs, state = module.op(inputs, (module.layer_weights(0),))
+    before = copy.deepcopy(state)
+    inputs.zero_()
+    outputs.zero_()
+    for parts in zip(tree_leaves(state), tree_leaves(before), strict=True):
+        assert torch.equal(*parts)
+
+
+@pytest.mark.parametrize("kind", [*MODULES, econmt_ops.LSTM, econmt_ops.GRU])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_dropout_only_while_training_and_by_seed(kind: Any, bidirectional: bool, device: str) -> None:
     torch.manual_seed(0)
