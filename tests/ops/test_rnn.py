@@ -362,6 +362,8 @@ def test_the_sizes_are_shown(kind: Any) -> None:
 @each_module
 def test_sizes_and_states_that_do_not_fit_are_told(kind: Any) -> None:
     name = kind.__name__
+    with pytest.raises(ValueError, match=f"{name}: input_size must be at least 1, got 0"):
+        kind(0, 4)
     with pytest.raises(ValueError, match=f"{name}: hidden_size must be at least 1, got 0"):
         kind(3, 0)
     with pytest.raises(ValueError, match=f"{name}: num_layers must be at least 1, got 0"):

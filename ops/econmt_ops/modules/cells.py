@@ -32,7 +32,7 @@ class CellLayers(StackedLayers, nn.Module):
         implementation: "auto" or the name of an implementation of the op.
 
     Raises:
-        ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.
+        ValueError: If ``input_size``, ``hidden_size`` or ``num_layers`` is less than 1.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class CellLayers(StackedLayers, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for key, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise ValueError(f"{type(self).__name__}: {key} must be at least 1, got {size}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        for key in ("input_size", "hidden_size", "num_layers"):
+            if (size := getattr(self, key)) < 1:
+                raise ValueError(f"{type(self).__name__}: {key} must be at least 1, got {size}")
         self.dropout, self.bidirectional, self.residual = dropout, bidirectional, residual
         self.variational, self.implementation = variational, implementation
         for layer in range(num_layers):
