@@ -10,6 +10,9 @@ _PACKAGES = os.path.join(__path__[0], "_packages")  # noqa: PTH118  importing ec
 if os.path.isdir(_PACKAGES) and _PACKAGES not in sys.path:  # noqa: PTH112
     # econmt.pth names the folder, too, but is not read in folders of PYTHONPATH.
     sys.path.append(_PACKAGES)
+# oneDNN and PyTorch cache kernels of 1,024 shapes of products, 0.3 MB each: batches of many lengths would fill them.
+for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_capacity, "16")
 
 __version__ = "0.1.0"
 __all__ = ["Request", "TrainedModel", "__version__", "evaluate", "load", "memory", "train"]

@@ -86,7 +86,6 @@ def dump_yaml(value: Any) -> str:
 MOST_ERRORS = 50
 """Maximum number of errors listed for one text."""
 
-
 MISPLACED: Literal["misplaced"] = "misplaced"
 """Type of the errors of values that do not fit others, whose context has their ``key``, dotted."""
 

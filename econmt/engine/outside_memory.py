@@ -31,7 +31,6 @@ WORKSPACE = ":16:8"
 
 MIB = 1 << 20
 
-
 ASSUMED = OutsideMemory(329 * MIB, 158 * MIB, 192 * MIB)
 """Memory that predictions assume, as measured in training on an H100."""
 ASSUMED_GRAPHS = 12

@@ -23,7 +23,6 @@ CONTEXT = 1000
 MOST_ROWS = 32
 """Maximum number of rows of a text for a final figure; each row has at least four times :data:`CONTEXT` tokens."""
 
-
 MOST_TOKENS = 1024
 """Maximum number of tokens evaluated at once; each needs memory for a float per vocabulary entry."""
 

@@ -1,4 +1,4 @@
-"""The ways that `econmt bench lstm` times compute one function, and its rows hold what the table prints."""
+"""The ways that `python -m scripts.bench lstm` times compute one function, and its rows hold what the table prints."""
 
 from __future__ import annotations
 

@@ -56,11 +56,11 @@ def test_a_step_has_as_many_seeds_as_it_draws(device: str) -> None:
     counter = SeedCounter(1, torch.device(device), draws=2)
     found = set()
     for _ in range(3):
-        found |= {int(counter.draw()) for _ in range(2)}
+        found |= {derive_seed(int(seed), k) for seed in (counter.draw(), counter.draw()) for k in range(4)}
         with pytest.raises(ValueError, match="a step draws more than 2 seeds; raise draws"):
             counter.draw()
         counter.advance()
-    assert len(found) == 6
+    assert len(found) == 24
     assert not SeedCounter(2, torch.device(device), draws=2).seeds.eq(counter.seeds).any()
 
 

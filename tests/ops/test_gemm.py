@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +14,6 @@ from econmt_ops.linear import LAYOUTS
 from econmt_ops.products import gemm
 from econmt_ops.products.gemm import Layouts, Product
 from econmt_ops.products.outer import add_outer
-from tests.conftest import SOURCES
 from tests.ops.helpers import Make, assert_close
 
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -97,42 +93,6 @@ def test_weight_and_bias_are_rounded_to_the_type_of_the_products(layout: str, sh
     assert product.dtype == torch.bfloat16
     torch.testing.assert_close(product.double(), exact, rtol=2**-8, atol=2**-8)
     del cache
-
-
-GROWTH = """
-import ctypes, torch, econmt_ops
-
-def resident():
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-def losses(dtype, rows):
-    weight = torch.randn(600, 64, requires_grad=True)
-    for number in rows:
-        hidden, targets = torch.randn(number, 64, dtype=dtype, requires_grad=True), torch.randint(0, 600, (number,))
-        econmt_ops.linear_cross_entropy(hidden, weight, targets, implementation="recompute").backward()
-        econmt_ops.linear(hidden, weight, layout="packed").sum().backward()
-
-torch.set_num_threads(1)
-for dtype in (torch.float32, torch.bfloat16):
-    losses(dtype, range(300, 340))
-    before = resident()
-    losses(dtype, range(340, 440))
-    print(resident() - before)
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and trims the C library's heap")
-def test_products_of_many_shapes_leave_nothing_behind() -> None:
-    # PyTorch keeps 0.3 MB of each shape, 1,024 of them, unless it is told not to: 60 MB here, for each type.
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
-    environment = {**kept, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", GROWTH]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=True)
-    for grown in map(int, found.stdout.split()):
-        assert grown < 10e6
 
 
 def test_rows_of_16_bits_are_multiples_of_16_bytes() -> None:

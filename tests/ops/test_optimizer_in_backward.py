@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from econmt_ops.optimizers import LossScale
 from econmt_ops.optimizers import in_backward as optimizer_in_backward
 from econmt_ops.optimizers.eight_bit import EightBitOptimizer
 from econmt_ops.optimizers.fused import FusedOptimizer
@@ -121,10 +122,13 @@ def test_gradients_may_be_dropped_without_an_update_and_outside_of_a_context_are
     assert weights[0].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_clipping_by_norm_is_refused() -> None:
+def test_what_needs_all_gradients_is_refused() -> None:
     optimizer = FusedOptimizer([nn.Parameter(torch.ones(3))], name="sgd", learning_rate=0.5)
     with pytest.raises(ValueError, match="the norm is known after the last gradient"):
         BackwardUpdates(optimizer, "norm", 1.0)
+    optimizer.loss_scale = LossScale(torch.device("cpu"))
+    with pytest.raises(ValueError, match="loss scale"), BackwardUpdates(optimizer, "none", 1.0).running():
+        pass
 
 
 @pytest.mark.parametrize("together", [1, 1 << 30])

@@ -303,6 +303,27 @@ def test_both_directions_are_two_stacks_side_by_side(kind: Any) -> None:
         assert_close(actual, expected, 0.0)
 
 
+def test_an_sru_has_its_own_size_where_its_weights_fit_two() -> None:
+    module, inputs = econmt_ops.SRU(4, 3, bidirectional=True), torch.randn(2, 1, 4)
+    weights = module.layer_weights(0)
+    u, f, r, x = nn.functional.linear(inputs, *weights).split(3, 2)
+    expected = torch.lerp(x, torch.tanh(torch.sigmoid(-f) * u), torch.sigmoid(r))
+    assert_close([module(inputs)[0][..., :3]], [expected], 1e-6)
+    upper = econmt_ops.SRU(3, 3).layer_weights(0)
+    assert_close(econmt_ops.sru(inputs, (weights, upper))[0], econmt_ops.sru(expected, (upper,))[0], 1e-6)
+
+
+@pytest.mark.parametrize("kind", [*MODULES, econmt_ops.LSTM, econmt_ops.GRU])
+@torch.no_grad()
+def test_inputs_and_outputs_that_are_overwritten_change_no_state(kind: Any) -> None:
+    module, inputs = kind(3, 4), torch.randn(2, 5, 3)
+    outputs, state = module.op(inputs, (module.layer_weights(0),))
+    before = copy.deepcopy(state)
+    inputs.zero_()
+    outputs.zero_()
+    assert_close(tree_leaves(state), tree_leaves(before), 0.0)
+
+
 @pytest.mark.parametrize("kind", [*MODULES, econmt_ops.LSTM, econmt_ops.GRU])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_dropout_only_while_training_and_by_seed(kind: Any, bidirectional: bool, device: str) -> None:
@@ -340,6 +361,8 @@ def test_the_sizes_are_shown(kind: Any) -> None:
 @each_module
 def test_sizes_and_states_that_do_not_fit_are_told(kind: Any) -> None:
     name = kind.__name__
+    with pytest.raises(ValueError, match=f"{name}: input_size must be at least 1, got 0"):
+        kind(0, 4)
     with pytest.raises(ValueError, match=f"{name}: hidden_size must be at least 1, got 0"):
         kind(3, 0)
     with pytest.raises(ValueError, match=f"{name}: num_layers must be at least 1, got 0"):

@@ -201,3 +201,9 @@ def test_a_dropout_of_one_leaves_the_biases(kind: str) -> None:
     theirs.load_state_dict(module.state_dict())
     inputs = torch.randn(STEPS, BATCH, SIZE)
     assert_close(tree_leaves(module(inputs)), tree_leaves(theirs(inputs)), 1e-6)
+
+
+def test_jit_traces_the_reference_of_a_wide_layer() -> None:
+    layer, inputs = econmt_ops.LSTM(4, 1100), torch.randn(3, 2, 4)
+    traced = torch.jit.trace(layer, (inputs,), check_trace=False)
+    assert_close([traced(2 * inputs)[0]], [layer(2 * inputs)[0]], 1e-6)

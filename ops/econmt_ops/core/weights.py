@@ -248,10 +248,10 @@ class AttentionalLSTMState(NamedTuple):
 
 
 def tensors_of(tree: object) -> list[Tensor]:
-    """Returns the tensors in nested tuples such as those above, without None and other values."""
+    """Returns the tensors in nested tuples such as those above, or lists, without None and other values."""
     if isinstance(tree, Tensor):
         return [tree]
-    return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, tuple) else []
+    return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, (tuple, list)) else []
 
 
 Weights = TypeVar("Weights", bound=tuple[Any, ...])

@@ -16,7 +16,7 @@ from econmt_ops.cells.table import KINDS
 from econmt_ops.core.precision import compute_dtype
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.core.stack_checks import as_layers
-from econmt_ops.core.weights import State
+from econmt_ops.core.weights import State, tensors_of
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits, implementations
 from econmt_ops.layers import scanned, stepped
@@ -98,7 +98,7 @@ class LayerOp:
         check = Shapes(self.__name__)
         check_inputs(check, inputs)
         layers = as_layers(self.__name__, layers, list({cell.weights: None for cell in self.cells}))
-        cell = _check_layers(check, layers, self.cells)
+        cell = _check_layers(check, layers, self.cells, state)
         like, sizes = values_of(inputs), check.sizes
         options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
         size = sizes["B"], sizes["T"], sizes["H"]
@@ -118,16 +118,20 @@ def _is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: t
     return is_light(batch, steps, hidden, dtype, device)
 
 
-def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...]) -> Cell:
+def _check_layers(check: Shapes, layers: tuple[Any, ...], cells: tuple[Cell, ...], state: Any) -> Cell:
     """Returns the cell to which the weights belong, and records H; raises ValueError if a shape does not fit."""
     first, inputs = layers[0], check.sizes["I"]
     fitting = [cell for cell in cells if isinstance(first, cell.weights)]
 
-    def fits(cell: Cell) -> bool:
-        shapes = cell.parameter_shapes(inputs, cell.hidden_size(first, inputs) or 0)
+    def fits(cell: Cell, hidden: int | None = None) -> bool:
+        shapes = cell.parameter_shapes(inputs, hidden or cell.hidden_size(first, inputs) or 0)
         return shapes["input"] == getattr(first.input, "shape", None)
 
     cell = next(filter(fits, fitting), fitting[0])
+    # Weights of an SRU fit two sizes where 4 H = 3 I; a layer above, or a state, tells which.
+    told = [part.shape[-1] for part in tensors_of((layers[1:], state)) if part.dim()]
+    if told and fits(cell, told[0]):
+        check.sizes["H"] = told[0]
     for number, layer in enumerate(layers):
         cell.check(check, f"layers[{number}]", layer, "H" if number else "I")
     return cell

@@ -43,7 +43,6 @@ STEPWISE = (torch.bfloat16, torch.float16)
 COLUMNS = 8
 """Input columns that closed gates take: one or two would suffice, eight keep rows aligned for tensor cores."""
 
-
 _LITTLE = 16 << 20
 """Bytes of gates up to which the memory saved by recomputation is negligible."""
 
@@ -59,7 +58,6 @@ _WIDE = 1024
 
 _FEW_STEPS = 16
 """Steps up to which a loop in 16-bit types does not profit from packed weights."""
-
 
 _UNITS, _STATES = range(256, MOST_UNITS + 1), range(8192, 1 << 18)
 """Units, and values of h, for which steps in IEEE float32 in a CUDA graph take less time than cuDNN's layer.

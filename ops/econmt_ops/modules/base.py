@@ -230,9 +230,7 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
             check.lengths(lengths, "T")
         is_mask = isinstance(resets, Tensor) and resets.dtype == torch.bool
         if not is_mask or tuple(resets.shape) != (batch, steps):
-            found = kind_of(resets)
-            if isinstance(resets, Tensor):
-                found = f"{resets.dtype} {tuple(resets.shape)}"
+            found = f"{resets.dtype} {tuple(resets.shape)}" if isinstance(resets, Tensor) else kind_of(resets)
             raise ValueError(
                 f"{self.mode}: resets must be a bool tensor (B, T) = ({batch}, {steps}), whatever batch_first is, "
                 f"got {found}"

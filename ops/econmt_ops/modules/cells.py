@@ -32,7 +32,7 @@ class CellLayers(StackedLayers, nn.Module):
         implementation: "auto" or the name of an implementation of the op.
 
     Raises:
-        ValueError: If ``hidden_size`` or ``num_layers`` is less than 1.
+        ValueError: If ``input_size``, ``hidden_size`` or ``num_layers`` is less than 1.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class CellLayers(StackedLayers, nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for key, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise ValueError(f"{type(self).__name__}: {key} must be at least 1, got {size}")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        for key in ("input_size", "hidden_size", "num_layers"):
+            if (size := getattr(self, key)) < 1:
+                raise ValueError(f"{type(self).__name__}: {key} must be at least 1, got {size}")
         self.dropout, self.bidirectional, self.residual = dropout, bidirectional, residual
         self.variational, self.implementation = variational, implementation
         for layer in range(num_layers):
@@ -124,6 +124,13 @@ class SRU(CellLayers):
     """Stacked simple recurrent units; see `econmt_ops.sru`."""
 
     cell = SRU_CELL
+
+    def _run_layers(self, inputs: Tensor, state: State | None, *options: Any) -> tuple[Tensor, State]:
+        if state is None and 4 * self.hidden_size == 3 * self.input_size:
+            # The weights fit another size, too, but a state does not.
+            zeros = inputs.new_zeros(len(inputs), self.hidden_size)
+            state = ((zeros,),) * (self.num_layers * (1 + self.bidirectional))
+        return super()._run_layers(inputs, state, *options)
 
 
 class SSRU(CellLayers):

@@ -58,9 +58,10 @@ class StackedLayers:
         )
 
     def _chosen(self) -> str:
-        """Returns the implementation; inside torch.export "auto" is the reference, a graph of PyTorch's operators."""
+        """Returns the implementation; "auto" is the reference, PyTorch's operators, where a program is exported."""
         # Not is_exporting(): to torch.compile that is True in torch 2.7.
-        is_exported = torch.compiler.is_compiling() and torch.compiler._is_exporting_flag
+        compiles = torch.compiler.is_compiling()
+        is_exported = torch.compiler._is_exporting_flag if compiles else bool(torch._C._get_tracing_state())
         return "reference" if self.implementation == "auto" and is_exported else self.implementation
 
     def _run_layer(

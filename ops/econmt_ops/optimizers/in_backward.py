@@ -34,7 +34,7 @@ class BackwardUpdates:
         watch: Called with each parameter whose gradient is complete, before the update; or None.
 
     Raises:
-        ValueError: If gradients are clipped by norm.
+        ValueError: If gradients are clipped by norm; in `running` also if the optimizer has a loss scale.
     """
 
     def __init__(self, optimizer: FusedOptimizer, kind: str, threshold: float) -> None:
@@ -54,6 +54,8 @@ class BackwardUpdates:
 
         A second gradient of a parameter before `finish` raises RuntimeError in the backward pass.
         """
+        if self._optimizer.loss_scale is not None:
+            raise ValueError("BackwardUpdates: a loss scale needs all gradients before the first update")
         self.started = False
         with self._called(self._arrived):
             try:
@@ -82,8 +84,7 @@ class BackwardUpdates:
         self._flush()
         self.started = False
         parameters = self._optimizer.param_groups[0]["params"]
-        parts = [self._parts[parameter] for parameter in parameters if parameter in self._parts]
-        self._parts.clear()
+        parts = [self._parts.pop(parameter) for parameter in parameters if parameter in self._parts]
         return self._optimizer.norm_of_parts(parts)
 
     def _arrived(self, parameter: Tensor) -> None:

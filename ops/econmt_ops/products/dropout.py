@@ -118,7 +118,8 @@ class SeedCounter:
 
     def advance(self) -> None:
         """Begins the next step, in one kernel: all seeds change, and `draw` starts again from the first."""
-        self.seeds.add_(_signed(_GOLDEN))
+        # Plain _GOLDEN is what `derive_seed` adds for each layer: a mask would return one layer below in the next step.
+        self.seeds.add_(_signed(_GOLDEN << 32))
         self._drawn = 0
 
     def draw(self) -> Tensor:

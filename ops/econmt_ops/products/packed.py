@@ -6,7 +6,6 @@ inputs, O outputs.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -16,15 +15,6 @@ from torch.nn import functional
 from econmt_ops.dispatch.registration import custom_op
 
 _DTYPES = (torch.float32, torch.bfloat16)
-
-_KEPT_SHAPES = 16
-"""Number of product shapes whose kernels oneDNN caches, and PyTorch beside it. Both default to 1,024 shapes of about
-0.3 MB; batches have many lengths, so a process would grow by hundreds of megabytes. 256 shapes train 0 to 6 % faster.
-Products of bfloat16 in the C library are not among them."""
-
-# Both are read at the first product; values that the user has set take precedence.
-for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_capacity, str(_KEPT_SHAPES))
 
 
 def is_available(like: Tensor) -> bool:

@@ -66,7 +66,7 @@ class StackOptions(NamedTuple):
 def last_of(sequence: Tensor, first: Tensor, lengths: Tensor | None) -> Tensor:
     """Returns the value (B, H) of a sequence (B, T, H) at each row's last position; ``first`` (B, H) for empty rows."""
     if lengths is None:
-        return sequence[:, -1]
+        return sequence[:, -1].clone()  # a view would change with the sequence, and keep all of it
     lengths = lengths.to(sequence.device, non_blocking=True).unsqueeze(1)
     index = lengths.clamp(1, sequence.shape[1]).sub(1).unsqueeze(2).expand(-1, 1, sequence.shape[2])
     return torch.where(lengths > 0, sequence.gather(1, index).squeeze(1), first)

@@ -195,6 +195,13 @@ def test_threads_that_wait_do_not_spin(
     assert os.environ["OMP_WAIT_POLICY"] == expected
 
 
+@pytest.mark.parametrize(("package", "expected"), [("econmt", "16"), ("econmt_ops", "None")])
+def test_econmt_alone_limits_the_kernels_that_are_cached(package: str, expected: str) -> None:
+    name = "LRU_CACHE_CAPACITY"
+    code = f"import os; os.environ.pop('{name}', None); import {package}; print(os.environ.get('{name}'))"
+    assert run_python("-c", code).stdout.strip() == expected
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
 def test_too_little_address_space_is_one_clear_line() -> None:
     size = 1_000_000
