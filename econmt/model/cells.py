@@ -19,7 +19,7 @@ from econmt_ops.cells.table import KINDS
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.layers.op import OPS
-from econmt_ops.products.repeated import Inputs
+from econmt_ops.products.repeated import Inputs, values_of
 
 _FALLBACK = "recompute"
 """Implementation of a cell whose operation lacks the one that the recipe names; it saves memory too."""
@@ -39,9 +39,15 @@ class RecipeCell:
         return {**options, "implementation": _FALLBACK}
 
     def run(
-        self, inputs: Inputs, stack: Sequence[Any], how: dict[str, Any], **options: Any
+        self, inputs: Inputs, stack: Sequence[Any], how: dict[str, Any], size: int = 0, **options: Any
     ) -> tuple[Tensor, State]:
-        """Runs layers of one direction; ``options`` as in ``econmt_ops.lstm``. Returns outputs (B, S, H) and states."""
+        """Runs layers of one direction; ``options`` as in ``econmt_ops.lstm``. Returns outputs (B, S, H) and states.
+
+        ``size`` is H, for layers from zero states.
+        """
+        if size and self.cell.name == "sru":  # its weights may fit two sizes, of which a state is one
+            zeros = values_of(inputs).new_zeros(len(options["lengths"]), size)
+            options["state"] = ((zeros,),) * len(stack)
         result: tuple[Tensor, State] = self.op(inputs, tuple(stack), **options, **self.how(how))
         return result
 
@@ -54,12 +60,12 @@ class RecipeCell:
         return final_state(outputs, lengths=lengths, reverse=reverse)
 
     def run_both_ways(
-        self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any]
+        self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any], size: int
     ) -> tuple[Tensor, Tensor]:
         """Runs a bidirectional layer. Returns outputs (B, S, E) and the outputs of the last steps (B, E)."""
         halves, ends = [], []
         for weights, reverse in zip(pair, (False, True), strict=True):
-            half, states = self.run(inputs, (weights,), how, lengths=lengths, reverse=reverse)
+            half, states = self.run(inputs, (weights,), how, size, lengths=lengths, reverse=reverse)
             halves.append(half)
             ends.append(self.last(half, states, lengths, reverse))
         return torch.cat(halves, -1), torch.cat(ends, -1)
@@ -69,7 +75,7 @@ class LSTMLayers(RecipeCell):
     """Runs LSTM layers; a bidirectional layer is one operation."""
 
     def run_both_ways(
-        self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any]
+        self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any], size: int
     ) -> tuple[Tensor, Tensor]:
         """See :meth:`RecipeCell.run_both_ways`."""
         outputs, states = bidirectional_lstm(inputs, *pair, lengths=lengths, **how)

@@ -92,7 +92,7 @@ class Encoder(nn.Module):
         Returns:
             Outputs of the top layer (B, S, E), zero at padded positions, and its last hidden state (B, E).
         """
-        how = implementations.recurrent("encoder")
+        how, half = implementations.recurrent("encoder"), self.config.size // 2
         seeds = self.draw_seeds()
         below_seeds = iter(seeds.below)
         stack = weights_of(self.upper_layers)
@@ -100,10 +100,10 @@ class Encoder(nn.Module):
         if not pairs:
             outputs, last = self._run(stack, lengths, how, seeds.stack, inputs, residual=self.config.residual)
             return self.dropout(outputs, seeds.output), last
-        outputs, last = self.cell.run_both_ways(inputs, pairs[0], lengths, how)
+        outputs, last = self.cell.run_both_ways(inputs, pairs[0], lengths, how, half)
         for pair in pairs[1:]:
             below = self.dropout(outputs, next(below_seeds))
-            outputs, last = self.cell.run_both_ways(below, pair, lengths, how)
+            outputs, last = self.cell.run_both_ways(below, pair, lengths, how, half)
             if self.config.residual:
                 outputs = outputs + below
         if stack and not self.config.residual:
@@ -134,6 +134,7 @@ class Encoder(nn.Module):
             inputs,
             stack,
             how,
+            self.config.size,
             lengths=lengths,
             reverse=self.config.reverse_input,
             residual=residual,

@@ -82,6 +82,12 @@ def test_rows_and_steps(cell: str, layers: int, state_init: str, encoder: dict[s
         assert torch.equal(kept, whole[[2, 0]])
 
 
+@pytest.mark.parametrize(("bidirectional", "size"), [("none", 3), ("bottom", 6)])
+def test_an_sru_of_three_quarters_of_what_it_reads_has_its_size(bidirectional: str, size: int) -> None:
+    encoder = {"cell": "sru", "size": size, "layers": 1, "bidirectional": bidirectional}
+    check_rows_and_steps(make_model(make_config(embedding=4, encoder=encoder)))
+
+
 @each_cell
 def test_first_values(cell: str) -> None:
     config = config_of(cell, initialization={"weights": "uniform", "scale": 0.25, "forget_bias": 1.5})
