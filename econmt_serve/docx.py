@@ -26,12 +26,16 @@ from econmt_serve.text.passages import Hypothesis, Passage, PassageBuilder, Text
 
 WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 """Media type of a Word document."""
-_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.xml")
+_MAIN = re.compile(r"word/document\d*\.xml")
+_PARTS = re.compile(rf"{_MAIN.pattern}|word/(?:header\d*|footer\d*|footnotes|endnotes)\.xml")
 _TEXTS = {"t": "", "noBreakHyphen": "-"}
 """Elements of a run with text, and what it begins with."""
 _UNSEEN = "lastRenderedPageBreak", "softHyphen"
 """Elements of a run that are no objects, such as pictures, numbers of notes and the ends of fields."""
-_SPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
+_SPACE = re.compile(
+    "http://(?:schemas.openxmlformats.org/wordprocessingml/2006|purl.oclc.org/ooxml/wordprocessingml)/main "
+)
+"""Namespace of the elements: as usual, or in documents that are saved as Strict Open XML."""
 _LARGEST = 1 << 26
 """Maximum number of bytes of an unpacked document."""
 _LONGEST_NAME = 1000
@@ -71,7 +75,7 @@ class WordDocument:
         try:
             self._files = _unpacked(content)
             names = [file.filename for file in self._files]
-            if "word/document.xml" not in names:
+            if not any(map(_MAIN.fullmatch, names)):
                 raise ValueError("it has no word/document.xml")
             self._parts = {
                 file.filename: _Part(part, how)
@@ -233,7 +237,7 @@ class _Part:
             raise ValueError(f"a namespace has more than {_LONGEST_NAME:,} characters")
 
     def _start(self, name: str, _: object) -> None:
-        name, at = name.removeprefix(_SPACE), self._parser.CurrentByteIndex
+        name, at = _SPACE.sub("", name), self._parser.CurrentByteIndex
         self._open.append((name, at))
         if name == "p":
             self._paragraphs.append([])
