@@ -74,8 +74,7 @@ class WordDocument:
     def __init__(self, content: bytes, how: TextDivision) -> None:
         try:
             self._files = _unpacked(content)
-            names = [file.filename for file in self._files]
-            if not any(map(_MAIN.fullmatch, names)):
+            if not any(_MAIN.fullmatch(file.filename) for file in self._files):
                 raise ValueError("it has no word/document.xml")
             self._parts = {
                 file.filename: _Part(part, how)

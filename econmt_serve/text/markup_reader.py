@@ -43,7 +43,11 @@ _OTHERS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
 _UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
 _LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")
 """A character reference with too many digits for any character; Python refuses to read thousands of digits."""
-_PLACEHOLDER = re.compile(r"</?\d+\s*/?>|\$?\{\{?[\w.:-]*\}?\}|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf](?!\w)")
+_NUMBER = r"[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|z)?[sdfiux@]"
+"""End of a placeholder as in ``printf``, from its width on."""
+_PLACEHOLDER = re.compile(
+    rf"</?\d+\s*/?>|\$?\{{(?:[\w.:-]*|\{{ ?[\w.:-]* ?\}})\}}|%\(\w+\){_NUMBER}|%(?:\d+\$)?{_NUMBER}(?!\w)"
+)
 
 
 class _Markup(NamedTuple):
