@@ -120,21 +120,15 @@ def _unpacked(content: bytes) -> dict[zipfile.ZipInfo, bytes]:
 def _passage(piece: Sequence[_Text], how: TextDivision) -> Passage:
     builder = PassageBuilder(how)
     texts = ["".join(text.text for text in each) for each in _formats(piece)]
-    ends, begins = ["", *(text[-1] for text in texts)], [*(text[0] for text in texts[1:]), ""]
-    for number, (before, text, behind) in enumerate(zip(ends, texts, begins, strict=False)):
+    begins, ends = ([text[at].strip() for text in texts] for at in (0, -1))
+    around = zip(["", *ends], begins, ends, [*begins[1:], ""], strict=False)
+    for number, (before, first, last, behind) in enumerate(around):
         if len(texts) > 1:
-            builder.tag(_mark(number, "open", (before, text[:1])))
-        builder.text(text, lambda written: _MARK.sub("", written))
+            builder.tag(Tag(f"\ue000{number}\ue001", str(number), "open", (before and MARKUP, first)))
+        builder.text(texts[number], lambda written: _MARK.sub("", written))
         if len(texts) > 1:
-            builder.tag(_mark(number, "close", (text[-1:], behind)))
+            builder.tag(Tag(f"\ue000/{number}\ue001", str(number), "close", (last, behind and MARKUP)))
     return builder.passage()
-
-
-def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
-    before, behind = (each.strip() for each in around)
-    if kind == "open":
-        return Tag(f"\ue000{number}\ue001", str(number), "open", (before and MARKUP, behind))
-    return Tag(f"\ue000/{number}\ue001", str(number), "close", (before, behind and MARKUP))
 
 
 def _formats(piece: Sequence[_Text]) -> list[list[_Text]]:
