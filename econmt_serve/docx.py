@@ -31,7 +31,7 @@ _PARTS = re.compile(rf"{_MAIN.pattern}|word/(?:header\d*|footer\d*|footnotes|end
 _TEXTS = {"t": "", "noBreakHyphen": "-"}
 """Elements of a run with text, and what it begins with."""
 _UNSEEN = "lastRenderedPageBreak", "softHyphen"
-"""Elements of a run that are no objects, such as pictures, numbers of notes and the ends of fields."""
+"""Elements of a run that are no objects; pictures, numbers of notes and the ends of fields are, and formulas."""
 _SPACE = re.compile(
     "http://(?:schemas.openxmlformats.org/wordprocessingml/2006|purl.oclc.org/ooxml/wordprocessingml)/main "
 )
@@ -143,22 +143,18 @@ def _written_part(part: _Part, translations: Iterator[Hypothesis]) -> bytes:
             continue
         written = passage.filled([next(translations) for _ in passage.sentences])
         formats = _formats(piece)
-        parts: list[list[str]] = [[] for _ in formats]
-        numbers = {str(number): number for number in range(len(formats))}
-        done = current = 0
+        sources = ["".join(text.text for text in each) for each in formats]
+        texts, done, current = [""] * len(formats), 0, 0
         for mark in _MARK.finditer(written):
-            parts[current].append(written[done : mark.start()])
-            done = mark.end()
-            # Words keep their order, formats are where they were: a format that would have to move is given up.
-            number = numbers.get(mark[2], 0)
-            if mark[1] and number + 1 < len(formats) and formats[number + 1][0].text.startswith(" "):
+            texts[current] += written[done : mark.start()]
+            done, number = mark.end(), min(int(mark[2]), len(formats) - 1)
+            if mark[1] and "".join(sources[number + 1 : number + 2]).startswith(" "):
                 number += 1  # which the blank between the two belongs to
+            # Words keep their order, formats are where they were: a format that would have to move is given up.
             current = max(current, number)
-        parts[current].append(written[done:])
-        texts = list(map("".join, parts))
-        before = "".join(text.text for text in piece)
-        if "  " not in before:
-            texts = _single_blanks(texts, strip=not before.startswith(" "))
+        texts[current] += written[done:]
+        if not any("  " in source for source in sources):
+            texts = _single_blanks(texts, sources)
         for text, each in zip(texts, formats, strict=True):
             for number, element in enumerate(each):
                 content = _element(part, element, "" if number else text)
@@ -171,14 +167,14 @@ def _written_part(part: _Part, translations: Iterator[Hypothesis]) -> bytes:
     return b"".join([*pieces, part.xml[done:]])
 
 
-def _single_blanks(texts: Sequence[str], *, strip: bool) -> list[str]:
-    """Returns texts that follow one another without a second blank beside a blank, and none at the beginning."""
+def _single_blanks(texts: Sequence[str], sources: Sequence[str]) -> list[str]:
+    """Returns texts that follow one another with a second blank beside a blank only where their sources have it."""
     single: list[str] = []
-    last = " " if strip else "."
-    for text in texts:
-        text = re.sub(" +", " ", text)
-        single.append(text.lstrip(" ") if last == " " else text)
-        last = (last + single[-1])[-1:]
+    last, before = " ", " "
+    for text, source in zip(texts, sources, strict=True):
+        keeps = last != " " or (before.endswith(" ") and source.startswith(" "))
+        single.append(re.sub(" +", " ", text if keeps else text.lstrip(" ")))
+        last, before = (last + single[-1])[-1:], source
     return single
 
 
@@ -241,7 +237,9 @@ class _Part:
         elif name in _TEXTS:
             self._text = [_TEXTS[name]]
             self._parser.CharacterDataHandler = self._text.append
-        elif self._paragraphs and self._open[-2][0] == "r" and name not in _UNSEEN:
+        elif (
+            self._paragraphs and (self._open[-2][0] == "r" or name.endswith(" oMath")) and name not in _UNSEEN
+        ):
             if name in ("tab", "ptab", "br", "cr"):
                 self._end_piece()
             self._objects += 1
