@@ -1,8 +1,9 @@
 """Word documents (.docx): the text of paragraphs as sentences, and documents with their translations.
 
-Only the text between ``<w:t>`` and ``</w:t>`` changes, in the body, headers, footers and notes; every other byte of the
-XML stays. Runs of one format are like a pair of tags, so that a bold word is bold in the translation where the order of
-the formats stays the same. Specification: ECMA-376, part 1, chapter 17 (WordprocessingML).
+Only the text between ``<w:t>`` and ``</w:t>`` and hyphens change, in the body, headers, footers and notes; every other
+byte of the XML stays. Runs of one format without objects between them are like a pair of tags, so that in the
+translation a bold word is bold, and a page number in its field, where their order stays the same. Specification:
+ECMA-376, part 1, chapter 17 (WordprocessingML).
 """
 
 from __future__ import annotations
@@ -25,8 +26,16 @@ from econmt_serve.text.passages import Hypothesis, Passage, PassageBuilder, Text
 
 WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 """Media type of a Word document."""
-_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes)\.xml")
-_SPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
+_MAIN = re.compile(r"word/document\d*\.xml")
+_PARTS = re.compile(rf"{_MAIN.pattern}|word/(?:header\d*|footer\d*|footnotes|endnotes)\.xml")
+_TEXTS = {"t": "", "noBreakHyphen": "-"}
+"""Elements of a run with text, and what it begins with."""
+_UNSEEN = "lastRenderedPageBreak", "softHyphen"
+"""Elements of a run that are no objects; pictures, numbers of notes and the ends of fields are, and formulas."""
+_SPACE = re.compile(
+    "http://(?:schemas.openxmlformats.org/wordprocessingml/2006|purl.oclc.org/ooxml/wordprocessingml)/main "
+)
+"""Namespace of the elements: as usual, or in documents that are saved as Strict Open XML."""
 _LARGEST = 1 << 26
 """Maximum number of bytes of an unpacked document."""
 _LONGEST_NAME = 1000
@@ -41,25 +50,15 @@ _MARK = re.compile("\ue000(/?)(\\d+)\ue001")
 
 
 class _Text(NamedTuple):
-    """Element ``w:t``: its span in the XML, its text, and the format of its run, which also tells links apart."""
+    """Element of :data:`_TEXTS`: its span in the XML, its text, which is never empty, and its style.
+
+    The style is the format of its run, the link that it is in, and the number of objects before it.
+    """
 
     start: int
     end: int
     text: str
-    style: tuple[bytes, int]
-
-
-class _Part(NamedTuple):
-    """XML of a part with the pieces of its paragraphs, which end at tabs and line breaks.
-
-    Attributes:
-        encoding: encoding of new text: UTF-8 if the part is in UTF-8; else ASCII, which the other encodings contain.
-    """
-
-    xml: bytes
-    encoding: str
-    pieces: list[list[_Text]]
-    passages: list[Passage]
+    style: tuple[bytes, int, int]
 
 
 class WordDocument:
@@ -75,11 +74,10 @@ class WordDocument:
     def __init__(self, content: bytes, how: TextDivision) -> None:
         try:
             self._files = _unpacked(content)
-            names = [file.filename for file in self._files]
-            if "word/document.xml" not in names:
+            if not any(_MAIN.fullmatch(file.filename) for file in self._files):
                 raise ValueError("it has no word/document.xml")
             self._parts = {
-                file.filename: _read_part(part, how)
+                file.filename: _Part(part, how)
                 for file, part in self._files.items()
                 if _PARTS.fullmatch(file.filename)
             }
@@ -119,31 +117,18 @@ def _unpacked(content: bytes) -> dict[zipfile.ZipInfo, bytes]:
         return {file: archive.read(file) for file in files}
 
 
-def _read_part(xml: bytes, how: TextDivision) -> _Part:
-    reader = _PartReader(xml)
-    passages = []
-    for piece in reader.pieces:
-        builder = PassageBuilder(how)
-        texts = ["".join(text.text for text in each) for each in _formats(piece)]
-        # Each text that is not empty, with the characters beside it.
-        numbered = [(number, text) for number, text in enumerate(texts) if text]
-        ends = ["", *(text[-1] for _, text in numbered)]
-        begins = [*(text[0] for _, text in numbered[1:]), ""]
-        for before, (number, text), behind in zip(ends, numbered, begins, strict=False):
-            if len(texts) > 1:
-                builder.tag(_mark(number, "open", (before, text[:1])))
-            builder.text(text, lambda written: _MARK.sub("", written))
-            if len(texts) > 1:
-                builder.tag(_mark(number, "close", (text[-1:], behind)))
-        passages.append(builder.passage())
-    return _Part(xml, reader.encoding, reader.pieces, passages)
-
-
-def _mark(number: int, kind: str, around: tuple[str, str]) -> Tag:
-    before, behind = (each.strip() for each in around)
-    if kind == "open":
-        return Tag(f"\ue000{number}\ue001", str(number), "open", (before and MARKUP, behind))
-    return Tag(f"\ue000/{number}\ue001", str(number), "close", (before, behind and MARKUP))
+def _passage(piece: Sequence[_Text], how: TextDivision) -> Passage:
+    builder = PassageBuilder(how)
+    texts = ["".join(text.text for text in each) for each in _formats(piece)]
+    begins, ends = ([text[at].strip() for text in texts] for at in (0, -1))
+    around = zip(["", *ends], begins, ends, [*begins[1:], ""], strict=False)
+    for number, (before, first, last, behind) in enumerate(around):
+        if len(texts) > 1:
+            builder.tag(Tag(f"\ue000{number}\ue001", str(number), "open", (before and MARKUP, first)))
+        builder.text(texts[number], lambda written: _MARK.sub("", written))
+        if len(texts) > 1:
+            builder.tag(Tag(f"\ue000/{number}\ue001", str(number), "close", (last, behind and MARKUP)))
+    return builder.passage()
 
 
 def _formats(piece: Sequence[_Text]) -> list[list[_Text]]:
@@ -158,20 +143,18 @@ def _written_part(part: _Part, translations: Iterator[Hypothesis]) -> bytes:
             continue
         written = passage.filled([next(translations) for _ in passage.sentences])
         formats = _formats(piece)
-        parts: list[list[str]] = [[] for _ in formats]
-        numbers = {str(number): number for number in range(len(formats))}
-        done = current = 0
+        sources = ["".join(text.text for text in each) for each in formats]
+        texts, done, current = [""] * len(formats), 0, 0
         for mark in _MARK.finditer(written):
-            parts[current].append(written[done : mark.start()])
-            done = mark.end()
+            texts[current] += written[done : mark.start()]
+            done, number = mark.end(), min(int(mark[2]), len(formats) - 1)
+            if mark[1] and "".join(sources[number + 1 : number + 2]).startswith(" "):
+                number += 1  # which the blank between the two belongs to
             # Words keep their order, formats are where they were: a format that would have to move is given up.
-            if not mark[1]:
-                current = max(current, numbers.get(mark[2], 0))
-        parts[current].append(written[done:])
-        texts = list(map("".join, parts))
-        before = "".join(text.text for text in piece)
-        if "  " not in before:
-            texts = _single_blanks(texts, strip=not before.startswith(" "))
+            current = max(current, number)
+        texts[current] += written[done:]
+        if not any("  " in source for source in sources):
+            texts = _single_blanks(texts, sources)
         for text, each in zip(texts, formats, strict=True):
             for number, element in enumerate(each):
                 content = _element(part, element, "" if number else text)
@@ -184,39 +167,39 @@ def _written_part(part: _Part, translations: Iterator[Hypothesis]) -> bytes:
     return b"".join([*pieces, part.xml[done:]])
 
 
-def _single_blanks(texts: Sequence[str], *, strip: bool) -> list[str]:
-    """Returns texts that follow one another without a second blank beside a blank, and none at the beginning."""
+def _single_blanks(texts: Sequence[str], sources: Sequence[str]) -> list[str]:
+    """Returns texts that follow one another with a second blank beside a blank only where their sources have it."""
     single: list[str] = []
-    last = " " if strip else "."
-    for text in texts:
-        text = re.sub(" +", " ", text)
-        single.append(text.lstrip(" ") if last == " " else text)
-        last = (last + single[-1])[-1:]
+    last, before = " ", " "
+    for text, source in zip(texts, sources, strict=True):
+        keeps = last != " " or (before.endswith(" ") and source.startswith(" "))
+        single.append(re.sub(" +", " ", text if keeps else text.lstrip(" ")))
+        last, before = (last + single[-1])[-1:], source
     return single
 
 
 def _element(part: _Part, element: _Text, text: str) -> bytes:
-    """Returns an element ``w:t`` with another text; its prefix need not be ``w``."""
-    name = re.match(rb"<([^\s/>]+)", part.xml[element.start : element.end])
-    assert name is not None
+    """Returns an element ``w:t`` with another text in an element's place; its prefix need not be ``w``."""
+    prefix = re.match(rb"<((?:[^\s/>:]+:)?)", part.xml[element.start : element.end])
+    assert prefix is not None
     content = escape(text, quote=False).encode(part.encoding, "xmlcharrefreplace")
-    return b'<%s xml:space="preserve">%s</%s>' % (name[1], content, name[1])
+    return b'<%st xml:space="preserve">%s</%st>' % (prefix[1], content, prefix[1])
 
 
-class _PartReader:
-    """Reader of a part's XML, by the byte positions of its texts.
+class _Part:
+    """XML of a part, read by the byte positions of its texts.
 
     Attributes:
-        pieces: texts of paragraphs, parted at tabs and line breaks.
-        encoding: see :class:`_Part`.
+        pieces: texts of paragraphs, parted at tabs and line breaks. passages: the sentences of each piece.
+        encoding: encoding of new text: UTF-8 if the part is in UTF-8; else ASCII, which the other encodings contain.
     """
 
-    def __init__(self, xml: bytes) -> None:
-        self._xml = xml
+    def __init__(self, xml: bytes, how: TextDivision) -> None:
+        self.xml = xml
         self.pieces: list[list[_Text]] = []
         self.encoding = "utf-8"
         self._open: list[tuple[str, int]] = []
-        self._open_formats = 0
+        self._open_formats = self._objects = 0
         self._paragraphs: list[list[_Text]] = []
         self._format, self._text = b"", list[str]()
         if b"\0" in xml[:100]:
@@ -227,6 +210,7 @@ class _PartReader:
         parser.StartNamespaceDeclHandler = self._check_namespace
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
         parser.Parse(xml, True)
+        self.passages = [_passage(piece, how) for piece in self.pieces]
 
     def _declare(self, _: str, encoding: str | None, __: int) -> None:
         known = web_encoding(encoding or UTF_8.name)
@@ -242,7 +226,7 @@ class _PartReader:
             raise ValueError(f"a namespace has more than {_LONGEST_NAME:,} characters")
 
     def _start(self, name: str, _: object) -> None:
-        name, at = name.removeprefix(_SPACE), self._parser.CurrentByteIndex
+        name, at = _SPACE.sub("", name), self._parser.CurrentByteIndex
         self._open.append((name, at))
         if name == "p":
             self._paragraphs.append([])
@@ -250,11 +234,15 @@ class _PartReader:
             self._format = b""
         elif name == "rPr":
             self._open_formats += 1
-        elif name == "t":
-            self._text.clear()
+        elif name in _TEXTS:
+            self._text = [_TEXTS[name]]
             self._parser.CharacterDataHandler = self._text.append
-        elif name in ("tab", "br", "cr") and self._paragraphs and self._open[-2][0] == "r":
-            self._end_piece()
+        elif (
+            self._paragraphs and (self._open[-2][0] == "r" or name.endswith(" oMath")) and name not in _UNSEEN
+        ):
+            if name in ("tab", "ptab", "br", "cr"):
+                self._end_piece()
+            self._objects += 1
 
     def _end(self, name: str) -> None:
         name, start = self._open.pop()
@@ -263,13 +251,13 @@ class _PartReader:
         if name == "rPr":
             self._open_formats -= 1
             if parents == ["r"] and not self._open_formats:
-                self._format = self._xml[start:at]
-        elif name == "t":
+                self._format = self.xml[start:at]
+        elif name in _TEXTS:
             self._parser.CharacterDataHandler = None
-            if parents == ["r"] and self._paragraphs and at > start:
+            if parents == ["r"] and self._paragraphs and any(self._text):
                 holder = self._open[-2]
-                end = self._xml.index(b">", at) + 1
-                style = self._format, -1 if holder[0] == "p" else holder[1]
+                end = self.xml.index(b">", at) + 1
+                style = self._format, -1 if holder[0] == "p" else holder[1], self._objects
                 self._paragraphs[-1].append(_Text(start, end, "".join(self._text), style))
         elif name == "p":
             self._end_piece()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
@@ -56,10 +57,10 @@ _NAMED_LINES = 3
 
 
 class _Sentence(NamedTuple):
-    """Sentence to search for: source ids without EOS, number of its line, and constraints of the search, if any."""
+    """Sentence to search for: source ids without EOS, number that its draws depend on, and constraints, if any."""
 
     ids: Sequence[int]
-    number: int
+    draws: int
     constraints: DecodingConstraints | None
 
 
@@ -275,15 +276,16 @@ class Translator:
             texts.append(request.start + text)
         with_terms = [self._with_terms(*each) for each in zip(requests, texts, strict=True)]
         attempts = self._attempts(requests, with_terms, numbered, where)
-        factors = [request.factors for request in requests]
-        sources = self._encode(texts, factors, numbered, where)
+        sources = self._encode(texts, [request.factors for request in requests], numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
         # Blank lines have no tokens, but vocabularies of words may define blanks differently.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
         done(len(requests) - len(filled))
+        # Pieces of one line have draws of their own.
+        draws = [line + (at - bisect_left(numbered, line) << 32) for at, line in enumerate(numbered)]
         with evaluation_mode(self.models):
             searches = {index: (attempts[index], with_terms[index]) for index in filled}
-            for index, hypotheses in self._search_until_satisfied(searches, sources, numbered):
+            for index, hypotheses in self._search_until_satisfied(searches, sources, draws):
                 if not hypotheses:
                     raise EconmtError(
                         f"{where}:{numbered[index]}: the model gives no finite probability to any translation; "
@@ -386,7 +388,7 @@ class Translator:
         self,
         lines: Mapping[int, tuple[Sequence[_Attempt], SourceTerms]],
         sources: Sequence[Sequence[int]],
-        numbers: Sequence[int],
+        draws: Sequence[int],
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yields the index and the hypotheses of each line, in any order.
 
@@ -401,7 +403,7 @@ class Translator:
             texts = [lines[index][1].text for index in annotated]
             ids = dict(zip(annotated, self.vocabularies.source.encode_many(texts), strict=True))
             sentences = [
-                _Sentence(ids.get(index, sources[index]), numbers[index], attempt.constraints)
+                _Sentence(ids.get(index, sources[index]), draws[index], attempt.constraints)
                 for index, attempt in zip(waiting, attempts, strict=True)
             ]
             lacking: list[int] = []
@@ -469,12 +471,10 @@ class Translator:
         if self.options.sample is None:
             chooser: ContinuationChooser | None = None
             if constraints:
-                joins = self.constraint_compiler.joins
-                chooser = ConstrainedContinuations(constraints, joins, self.options)
+                chooser = ConstrainedContinuations(constraints, self.constraint_compiler.joins, self.options)
             results = beam_search(model, *batch, self.options, self.poll, chooser, self._fusion)
         else:
-            numbers = [sentence.number for sentence in sentences]
-            results = sample(model, *batch, self.options, numbers, self._fusion)
+            results = sample(model, *batch, self.options, [each.draws for each in sentences], self._fusion)
         if restricted is None:
             return results
         return [[each._replace(ids=restricted.ids(each.ids)) for each in best] for best in results]

@@ -75,7 +75,12 @@ class LSTMLayers(RecipeCell):
     """Runs LSTM layers; a bidirectional layer is one operation."""
 
     def run_both_ways(
-        self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any], size: int
+        self,
+        inputs: Inputs,
+        pair: Sequence[Any],
+        lengths: Tensor,
+        how: dict[str, Any],
+        size: int,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """See :meth:`RecipeCell.run_both_ways`."""
         outputs, states = bidirectional_lstm(inputs, *pair, lengths=lengths, **how)

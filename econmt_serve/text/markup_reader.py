@@ -26,6 +26,9 @@ _BLOCKS = frozenset(_BLOCKS_NAMES.split())
 """Elements that end a paragraph where they begin and end."""
 _KEPT = frozenset(["code", "kbd", "math", "pre", "samp", "script", "style", "svg", "textarea", "var"])
 """Elements whose text is kept."""
+_IN_NOTE = r"<(?!/a>|/sup>)[^<>]{0,300}>|[^\w<>]|\w(?![^\W\d_])"
+_NOTE = re.compile(rf"(?=<(?:a|sup)[\s>])(?:{_IN_NOTE}){{1,60}}</(?:a></sup|sup></a)>", re.IGNORECASE)
+"""Rest of a note's raised number or letter with its link, after the outer one of the two tags; it is kept."""
 _RAW = frozenset(("script", "style", "textarea"))
 """Elements whose text contains no tags."""
 _EMPTY = frozenset(["area", "embed", "img", "input", "wbr"])
@@ -43,7 +46,11 @@ _OTHERS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
 _UNTRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
 _LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")
 """A character reference with too many digits for any character; Python refuses to read thousands of digits."""
-_PLACEHOLDER = re.compile(r"</?\d+\s*/?>|\$?\{\{?[\w.:-]*\}?\}|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf](?!\w)")
+_NUMBER = r"[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|z)?[sdfiux@]"
+"""End of a placeholder as in ``printf``, from its width on."""
+_PLACEHOLDER = re.compile(
+    rf"</?\d+\s*/?>|\$?\{{(?:[\w.:-]*|\{{ ?[\w.:-]* ?\}})\}}|%\(\w+\){_NUMBER}|%(?:\d+\$)?{_NUMBER}(?!\w)"
+)
 
 
 class _Markup(NamedTuple):
@@ -140,6 +147,8 @@ class _MarkupFinder:
             kept = self._end_of_element(name, end)
             if kept is not None:
                 end, kind = kept, "alone"
+        if kind == "open" and name in ("a", "sup") and (note := _NOTE.match(text, end)):
+            end, kind = note.end(), "alone"
         return _Markup(at, end, "block" if name in _BLOCKS else kind, name if kind != "alone" else "")
 
     def _end_of_tag(self, at: int) -> int | None:

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import runpy
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,16 +22,12 @@ from tests.documents.blocks import BLOCK, blocks, console_blocks
 from tests.documents.blocks import commands as commands_in
 
 FOLDERS = ("", "docs/**/", "memory/**/", "ops/**/", "runtime/")
-PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
+PAGES = sorted(str(page.relative_to(ROOT)) for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
 GENERATED = {"recipes.md", "commands.md"}
 LONGEST_README = 130
 LONGEST_PAGE = 140
 """Lines of a page that is written by hand."""
 OPERATORS = {"|", "&&", "||", ";", ">", "<", ">>", "2>"}
-
-
-def pages(folder_of: Path = ROOT) -> list[str]:
-    return [str(page.relative_to(folder_of)) for page in PAGES]
 
 
 def commands(page: str) -> Iterator[list[str]]:
@@ -79,9 +76,7 @@ def check(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    sorted({shlex.join(words) for page in pages() for words in commands(page)}),
-    ids="econmt {}".format,
+    "line", sorted({shlex.join(words) for page in PAGES for words in commands(page)}), ids="econmt {}".format
 )
 def test_commands_parse(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -102,10 +97,10 @@ def test_commands_are_found_and_can_fail() -> None:
     ):
         with pytest.raises(Exception, match=r"nosuch|trian|batchsize"):
             check(wrong)
-    assert sum(len(list(commands(page))) for page in pages()) > 30
+    assert sum(len(list(commands(page))) for page in PAGES) > 30
 
 
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -144,16 +139,15 @@ def test_pages_are_short_explain_dependencies_and_name_what_exists() -> None:
             assert lines <= LONGEST_PAGE, f"{page.name} has {lines} lines"
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = "\n".join(re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
-    for page in sorted(page for folder in ("docs", "memory", "ops") for page in ROOT.glob(f"{folder}/*.md")):
-        entry = rf"(^|<|{page.parent.name}/){page.stem}>?$"
-        assert page.name in ("index.md", "lab-notes.md") or re.search(entry, trees, re.MULTILINE), page
+    for folder, missing in (("docs/", {"index", "lab-notes"}), ("memory/", set()), ("ops/", set())):
+        in_trees = re.findall(rf"(?:^|<|{folder})([\w-]+)>?$", trees, re.MULTILINE)
+        assert {page.stem for page in ROOT.glob(f"{folder}*.md")} - {*in_trees} == missing
     folders = "econmt|econmt_distill|econmt_serve|memory|runtime|ops|scripts|tests|recipes|docs"
+    named = re.compile(rf"`((?:{folders})/[\w./-]+\.(?:py|sh|md|yaml))")
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         if page.name == "coming-from.md":  # files of other toolkits
             continue
-        for file in re.findall(
-            rf"`((?:{folders})/[\w./-]+\.(?:py|sh|md|yaml))", page.read_text(encoding="utf-8")
-        ):
+        for file in named.findall(page.read_text(encoding="utf-8")):
             if not re.search("NAME|VERB", file):
                 assert (ROOT / file).is_file(), f"{page.name} names {file}"
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -168,10 +162,15 @@ def test_pages_are_short_explain_dependencies_and_name_what_exists() -> None:
                 assert hasattr(found, member), f"{name} has no {member}"
 
 
-def test_the_recipe_of_the_readme_is_complete(tmp_path: Path) -> None:
+def test_the_recipe_of_the_readme_is_complete_and_its_text_stays_parallel(tmp_path: Path) -> None:
     (text,) = [block.text for block in blocks("README.md") if block.language == "yaml"]
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     assert load_recipe(tmp_path / "mine.yaml").output == "runs/mine"
+    (split,) = re.findall("^paste .+", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for side in ("en", "de"):
+        (tmp_path / f"all.{side}").write_text(f"one {side}\ntwo\t{side}\n")
+    subprocess.run(["bash", "-c", split], cwd=tmp_path, check=True)
+    assert (tmp_path / "mytext.valid.de").read_text() == "one de\n"
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def straight(count: int) -> list[tuple[int, int]]:
         ("x<x/>y", "x y", "X Y", straight(2), "X<x/>Y"),
         ("Hello {name}!", "Hello !", "Hallo !", straight(2), "Hallo {name}!"),
         ("%s files in ${dir}, %(n)d", "files in ,", "Dateien in ,", straight(3), "%s Dateien in ${dir}, %(n)d"),
+        ("%1$.2f of {{ a.b }}, %-5ld", "of ,", "von ,", straight(2), "%1$.2f von {{ a.b }}, %-5ld"),
         ("H<b>2</b>O is", "H2O is", "H2O ist", straight(2), "<b>H2O</b> ist"),
         ("w <b>x</b><i></i>y z", "w xy z", "W XY Z", straight(3), "W <b>XY</b><i></i> Z"),
         ("w <i></i><b>x y</b>", "w x y", "W X Y", straight(3), "W <i></i><b>X Y</b>"),

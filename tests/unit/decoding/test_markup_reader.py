@@ -62,6 +62,7 @@ PAGES = [
     ("a <!-- x --> b <!-- y -->", ["a b"], "A <!-- x --> B <!-- y -->"),
     ("<a id=x></a>a <i></i>b<u></u>", ["a b"], "<a id=x></a>A <i></i>B<u></u>"),
     ("a &lt; b &amp; c", ["a < b & c"], "A &lt; B &amp; C"),
+    ("Yes.<SUP><a href=n>[1]</a></SUP> B<a href=n><sup>2</sup></a> c", ["Yes.", "B c"], "YES.<SUP><a href=n>[1]</a></SUP> B<a href=n><sup>2</sup></a> C"),
     ("<script>if (a < b) f('<p>x</p>')</script>y", ["y"], "<script>if (a < b) f('<p>x</p>')</script>Y"),
     ("<code>x &lt; <i>y</i></code> z", ["z"], "<code>x &lt; <i>y</i></code> Z"),
     ("<!doctype html><!-- note --><br/>a<hr>b", ["a", "b"], "<!doctype html><!-- note --><br/>A<hr>B"),

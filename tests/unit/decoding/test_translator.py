@@ -272,6 +272,10 @@ def test_long_lines_are_counted_and_chunks_change_no_draw() -> None:
 
     assert texts(1, 1) == texts(2, 2) == texts(100, 100)
     assert texts(100, 100)[0] != texts(100, 100)[3]
+    divided = translator(ToyModel(), search=options, divide=lambda line, _: (line.split(), list))
+    pieces: Any = next(divided.translate(["a a"]))
+    drawn = [[each.text for each in piece.hypotheses] for piece in pieces]
+    assert drawn[0] == texts(1, 1)[0] != drawn[1]
 
 
 def test_line_breaks_shift_nothing_and_a_watch_ends_all() -> None:
