@@ -136,20 +136,15 @@ def rule(
     first = next(iter(available.values()))
     for each in served if gradients or first.traits.is_last else ():
         launch_bound = device == "cuda" and each.traits.loops and not MODE.captured
-        if (
-            each.traits.recomputes
-            and not each.traits.warms_up
-            and not each.traits.has_kernels
-            and not launch_bound
-        ):
+        if each.traits.recomputes and not each.traits.warms_up and not launch_bound:
             return each.name
     return first.name
 
 
-def leanest(op: str, device: str, dtype: torch.dtype = torch.float32) -> str:
+def leanest(op: str, device: str) -> str:
     """Returns the name of the implementation that keeps least for the backward pass and needs no warm-up."""
     with captured():
-        return rule(op, device, dtype)
+        return rule(op, device)
 
 
 def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
