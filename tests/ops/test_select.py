@@ -18,7 +18,7 @@ from econmt_ops.dispatch import traits
 from econmt_ops.dispatch.device_limits import H200, limits_of
 from econmt_ops.dispatch.rule import MODE, captured, rule, rules_only
 from econmt_ops.dispatch.select import Problem, run
-from econmt_ops.dispatch.traits import Candidate, Traits
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers.op import _is_light as is_light_gru
 from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
@@ -62,22 +62,22 @@ KERNELS = Traits(
 )
 
 
-def made(**found: Traits) -> dict[str, Candidate]:
-    """Implementations that do nothing, a reference before them."""
-    found = {"reference": Traits(), **found}
-    return {name: Candidate(name, min, each) for name, each in found.items()}
+def made(**found: Traits) -> dict[str, Traits]:
+    """Implementations, a reference before them."""
+    return {"reference": Traits(), **found}
 
 
 def resolved(
     implementation: str,
-    available: dict[str, Candidate],
+    available: dict[str, Traits],
     tensors: tuple[Tensor | None, ...] = (torch.ones(1),),
     stash: str = "auto",
     **options: Any,
 ) -> str:
     """The label of what runs."""
+    traits.implementations("extreme", **{name: (len, each) for name, each in available.items()})
     problem = Problem("extreme", tensors, torch.float32, {}, **options)
-    return run(problem, lambda it, *_: it.label, available, implementation, stash=stash)
+    return run(problem, lambda it, *_: it.label, implementation, stash=stash)
 
 
 VARIABLE = (torch.ones(1, requires_grad=True),)

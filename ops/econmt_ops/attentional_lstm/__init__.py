@@ -28,7 +28,7 @@ from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions
 
-_IMPLEMENTATIONS = implementations(
+implementations(
     "attentional_lstm",
     reference,
     recompute,
@@ -238,4 +238,4 @@ def attentional_lstm(
 
     arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output, coverage), layer_norm)
     problem = Problem("attentional_lstm", arguments, dtype, check.sizes, _detail(inputs, weights, options))
-    return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
+    return run(problem, call, implementation, stash=stash)

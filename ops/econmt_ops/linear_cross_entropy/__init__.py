@@ -12,7 +12,7 @@ from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
 from econmt_ops.linear_cross_entropy import recompute, reference
 
-_IMPLEMENTATIONS = implementations(
+implementations(
     "linear_cross_entropy",
     reference,
     recompute,
@@ -81,4 +81,4 @@ def linear_cross_entropy(
         return loss
 
     problem = Problem("linear_cross_entropy", (hidden, weight, bias), dtype, check.sizes, reduction)
-    return run(problem, call, _IMPLEMENTATIONS, implementation)
+    return run(problem, call, implementation)

@@ -21,7 +21,7 @@ from econmt_ops.core.weights import (
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
-from econmt_ops.dispatch.traits import implementations, implementations_of
+from econmt_ops.dispatch.traits import implementations
 from econmt_ops.lstm import recompute, reference, triton
 from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, key_of_lstm, merged, run_planned
 from econmt_ops.lstm.reference import is_light
@@ -57,14 +57,14 @@ def run_layers(
     """
     check.lengths(options.lengths, "T")
     check_dropout(check.op, options.dropout, options.seed)
-    like, available = values_of(inputs), implementations_of(check.op)
+    like = values_of(inputs)
     dtype = compute_dtype(like)
     start = prepare_state(check, cell.states, state, len(layers), like, dtype)
 
     def call(
         candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
     ) -> tuple[Tensor, State]:
-        add_plan(key, candidate, available, dtype, inputs, layers)
+        add_plan(key, candidate, dtype, inputs, layers)
         if not candidate.traits.casts:
             inputs, layers = expanded(inputs), cast_weights(layers, dtype)
         with explicit_casts(like):
@@ -76,7 +76,7 @@ def run_layers(
     details = [f"layers={len(layers)}", "full" if options.lengths is None else "lengths"]
     details += ["repeated"] * isinstance(inputs, UniqueRows) + ["probe"] * (options.gate_gradient is not None)
     problem = Problem(check.op, (inputs, layers, start), dtype, check.sizes, " ".join(details), light)
-    return run(problem, call, available, implementation, stash=stash)
+    return run(problem, call, implementation, stash=stash)
 
 
 def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
