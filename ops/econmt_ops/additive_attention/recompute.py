@@ -38,7 +38,7 @@ def cleaned(tensor: Tensor, lengths: Tensor | None) -> Tensor:
 
     Called for keys before the operator, so that both passes share one copy and the original keys are not saved.
     """
-    padding = None if lengths is None else padding_mask(lengths, tensor.shape[1], tensor.device)
+    padding = padding_mask(lengths, tensor.shape[1], tensor.device)
     return zero_padding(tensor, padding).contiguous()
 
 

@@ -69,7 +69,7 @@ def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tens
 
 def additive_attention(call: AttentionArguments) -> tuple[Tensor, Tensor]:
     """Implements `econmt_ops.additive_attention`."""
-    lengths, keys = call.lengths, call.keys
-    padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+    keys = call.keys
+    padding = padding_mask(call.lengths, keys.shape[1], keys.device)
     scores = additive_scores(call.query, zero_padding(keys, padding), call.score_weight, pair_of(call.norm))
     return attend(scores, zero_padding(call.values, padding), padding)

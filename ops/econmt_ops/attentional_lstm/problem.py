@@ -238,10 +238,8 @@ class AttentionalProblem:
         bottom = self.layers[0].input
         self.from_input = columns(bottom, 0, self.width)
         self.from_output = columns(bottom, self.width, bottom.shape[1])
-        lengths, keys = call.lengths, call.keys
-        self.padding = None
-        if lengths is not None and not call.clean:
-            self.padding = padding_mask(lengths, keys.shape[1], keys.device)
+        keys = call.keys
+        self.padding = None if call.clean else padding_mask(call.lengths, keys.shape[1], keys.device)
         seed = join_seed(call.seed, call.device_seed, call.first_row)
         options = StackOptions(dropout=call.dropout, seed=seed, variational=call.variational)
         shape = self.batch, self.steps, self.hidden

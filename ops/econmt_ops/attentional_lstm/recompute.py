@@ -175,7 +175,7 @@ def _attend_at_once(
         query = functional.linear(h.transpose(0, 1), weights.query.to(h.dtype)).transpose(0, 1)
     with layer("attention"):
         if weights.score is None:
-            padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+            padding = padding_mask(lengths, keys.shape[1], keys.device)
             scores = torch.bmm(query, zero_padding(keys, padding).transpose(1, 2))
             scores = scores.to(accumulate_dtype(h.dtype)) * options.scale
             context, attention = attend(scores, zero_padding(values, padding), padding)

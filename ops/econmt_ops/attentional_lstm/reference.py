@@ -61,8 +61,7 @@ class _Attention:
     def __init__(
         self, keys: Tensor, values: Tensor, weights: AttentionalLSTMWeights, options: DecoderOptions
     ) -> None:
-        lengths = options.lengths
-        self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+        self.padding = padding_mask(options.lengths, keys.shape[1], keys.device)
         unclean = None if options.clean else self.padding
         # Contiguous, because query + keys inherits the strides of the keys: if time came first, the product with the
         # score weights would copy and save each sum.

@@ -47,7 +47,7 @@ class EagerAttention:
         self._score = None if score is None else score.to(self._accumulate)
         self.replace_keys(keys)
         self._projected = self._widened(projected)
-        self._padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+        self._padding = padding_mask(lengths, keys.shape[1], keys.device)
         self._parts = self._parts_of(keys)
 
     def replace_keys(self, keys: Tensor) -> None:

@@ -78,7 +78,7 @@ def late(source: Tensor, before: Tensor) -> Tensor:
 def _reference_stage(call: ScannedArguments) -> tuple[Tensor, Tensor]:
     """Runs one recurrence in plain PyTorch."""
     cell, first, lengths = CELLS[call.cell], call.first, call.lengths
-    padding = None if lengths is None else padding_mask(lengths, call.sources[0].shape[1], first.device)
+    padding = padding_mask(lengths, call.sources[0].shape[1], first.device)
     read = [zero_padding(source, padding) for source in call.sources]
     if call.before is not None:
         read[-1] = torch.cat([call.before.unsqueeze(1), read[-1][:, :-1]], 1)
@@ -130,10 +130,10 @@ class _Blocks:
         self.dtype = call.sources[0].dtype
         self.batch, self.steps = call.sources[0].shape[:2]
         self.hidden = call.first.shape[1]
-        self.padding = self.all_lengths = None
+        self.all_lengths = None
         if call.lengths is not None:
             self.all_lengths = call.lengths.to(call.first.device, non_blocking=True)
-            self.padding = padding_mask(call.lengths, self.steps, call.first.device) if clean else None
+        self.padding = padding_mask(call.lengths, self.steps, call.first.device) if clean else None
         space = _BLOCK_BYTES if device_of(call.first) == "cpu" else _LARGE_BLOCK_BYTES
         row = self.steps * call.bias.shape[0] * call.first.element_size()
         rows = max(1, space // max(1, row))

@@ -48,7 +48,7 @@ def reference(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Runs one layer in plain PyTorch; see `econmt_ops.products.stack.run_cells`."""
     by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling() and torch.cudnn_is_acceptable(inputs)
-    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    padding = padding_mask(lengths, inputs.shape[1], inputs.device)
     inputs = zero_padding(inputs, padding)
     # In 16-bit types on a CPU torch would accumulate in them.
     if cell is GRU and (not isinstance(inputs, FakeTensor) if by_cudnn else inputs.dtype not in STEPWISE):
@@ -139,9 +139,7 @@ class _SteppedCall:
         self.exact = accumulate_dtype(dtype)
         self.blocks = _blocks(call)
         self.run = steps_for(call.inputs, call.backend)
-        self.padding = None
-        if call.lengths is not None:
-            self.padding = padding_mask(call.lengths, self.steps, call.inputs.device, time_first=True)
+        self.padding = padding_mask(call.lengths, self.steps, call.inputs.device, time_first=True)
         weights = call.input, call.hidden, call.read_bias, call.recurrent_bias, *call.extra
         casts: list[Any] = [None if part is None else part.to(dtype) for part in weights]
         self.input, self.hidden, *biases = casts

@@ -64,13 +64,9 @@ def _chunk_size(call: RecurrenceArguments) -> int:
     return max(16, math.isqrt(call.decay.shape[1]))
 
 
-def _padding(like: Tensor, lengths: Tensor | None) -> Tensor | None:
-    return None if lengths is None else padding_mask(lengths, like.shape[1], like.device)
-
-
 def forward(call: RecurrenceArguments) -> Tensor:
     """Returns the outputs; see `scan.backend_of`."""
-    padding = _padding(call.inputs, call.lengths)
+    padding = padding_mask(call.lengths, call.inputs.shape[1], call.inputs.device)
     decay, inputs = standing_still(call.decay, call.inputs, padding)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     _run(decay, inputs, first_state(inputs, call.initial), outputs, call.reverse, _chunk_size(call))
@@ -79,7 +75,8 @@ def forward(call: RecurrenceArguments) -> Tensor:
 
 def backward(call: RecurrenceArguments, doutputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of decay, inputs and initial; see `scan.backend_of`."""
-    padding, reverse = _padding(call.decay, call.lengths), call.reverse
+    padding = padding_mask(call.lengths, call.decay.shape[1], call.decay.device)
+    reverse = call.reverse
     decay, outputs = standing_still(call.decay, call.inputs, padding)
     doutputs = zero_padding(doutputs, padding)
     start = first_state(doutputs, call.initial)

@@ -30,8 +30,8 @@ def first_state(inputs: Tensor, initial: Tensor | None) -> Tensor:
 
 def linear_recurrence(call: RecurrenceArguments) -> Tensor:
     """Implements `econmt_ops.linear_recurrence` for checked and cast arguments."""
-    lengths, inputs, reverse = call.lengths, call.inputs, call.reverse
-    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    inputs, reverse = call.inputs, call.reverse
+    padding = padding_mask(call.lengths, inputs.shape[1], inputs.device)
     decay, inputs = standing_still(call.decay, inputs, padding)
     h, outputs = first_state(inputs, call.initial), []
     # h stays in the accumulate type: its product with a narrower type has the wider one.

@@ -274,7 +274,7 @@ class LayerPlan:
         if rows is not None or inputs is None:
             inputs = lengths = None
         elif lengths is not None and tensors.places is not None:
-            padding = padding_mask(lengths, self.steps, inputs.device).t()
+            padding = padding_mask(lengths, self.steps, inputs.device, time_first=True)
             inputs, lengths = clean_rows(inputs, tensors.places, padding), None
         return self._operands_of(inputs, rows, tensors.weights, self._workspace_back, bias, lengths)
 

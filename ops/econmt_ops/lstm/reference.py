@@ -185,7 +185,7 @@ def lstm(
     lengths = options.lengths
     if options.both_ways:
         return _both_ways(inputs, layers, state, lengths)
-    padding = None if lengths is None else padding_mask(lengths, steps, inputs.device)
+    padding = padding_mask(lengths, steps, inputs.device)
     shape = batch, steps, layers[0].hidden.shape[1]
     masks = options.keep_masks(len(layers), shape, inputs.device)
     inputs = zero_padding(inputs, padding)
@@ -217,7 +217,7 @@ def _both_ways(
         pairs = zip(layers, (False, True), strict=True)
         both = [lstm(inputs, (layer,), state[:1], StackOptions(lengths, reverse)) for layer, reverse in pairs]
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
-    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    padding = padding_mask(lengths, inputs.shape[1], inputs.device)
     zeros = inputs.new_zeros(2, *state[0][0].shape)
     outputs, last_h, last_c = layer_by_torch(zero_padding(inputs, padding), whole, zeros, zeros, padding)
     ahead = last_h[0] if lengths is None else last_of(outputs.chunk(2, 2)[0], zeros[0], lengths)
