@@ -38,10 +38,6 @@ class LowRank(NamedTuple):
         """Returns the transpose, as views."""
         return LowRank(self.right.t(), self.left.t())
 
-    def columns(self, begin: int, end: int) -> LowRank:
-        """Returns the columns begin to end, as a view."""
-        return LowRank(self.left, self.right[:, begin:end])
-
 
 Matrix = Union[Tensor, LowRank]
 """Weight matrix (N, K), whole or factorized."""

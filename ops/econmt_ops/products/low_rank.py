@@ -28,7 +28,9 @@ from econmt_ops.products.outer import add_outer
 
 def columns(weight: Matrix, begin: int, end: int) -> Matrix:
     """Returns the columns begin to end of a matrix, as a view."""
-    return weight.columns(begin, end) if isinstance(weight, LowRank) else weight[:, begin:end]
+    if isinstance(weight, LowRank):
+        return LowRank(weight.left, weight.right[:, begin:end])
+    return weight[:, begin:end]
 
 
 def joined(first: Matrix, second: Matrix) -> Matrix:
