@@ -32,10 +32,6 @@ class Cost(NamedTuple):
     flops: int = 0
 
 
-def _always(*_: object) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Traits:
     """Capabilities of an implementation; the defaults are those of plain PyTorch with autograd.
@@ -71,7 +67,7 @@ class Traits:
     warms_up: bool = False
     has_kernels: bool = False
     is_last: bool = False
-    is_available: Callable[[], bool] = _always
+    is_available: Callable[[], bool] = lambda: True
     fake_implementation: str = ""
     costs: Mapping[str, Callable[..., Cost]] = field(default_factory=dict)
 
