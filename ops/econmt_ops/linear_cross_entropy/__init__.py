@@ -66,7 +66,7 @@ def linear_cross_entropy(
     check("hidden", hidden, "N H")
     check("weight", weight, "V H")
     check.indices("targets", targets, "N")
-    check.bounded("targets", targets, 0, len(weight) - 1, ignore_index)
+    check.bounded("targets", targets, len(weight) - 1, ignore_index)
     if bias is not None:
         check("bias", bias, "V")
     dtype = compute_dtype(hidden)

@@ -163,7 +163,7 @@ def run_planned(
     """
     lengths = options.lengths
     if lengths is not None:
-        Shapes("lstm").bounded("lengths", lengths, 0, inputs.shape[1])
+        Shapes("lstm").bounded("lengths", lengths, inputs.shape[1])
     if options.dropout != 0.0:
         check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():
