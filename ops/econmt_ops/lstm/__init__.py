@@ -45,7 +45,6 @@ def run_layers(
     cell: Cell,
     state: Any,
     options: StackOptions,
-    *,
     light: bool,
     stash: str,
     implementation: str,
@@ -163,8 +162,7 @@ def lstm(
             raise ValueError(f"{check.op}: gate_gradient requires {wanted}")
     # torch.lstm does not expose the gradient of its gates.
     light = gate_gradient is None and _runs_by_torch(layers, check.sizes, like)
-    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
-    return run_layers(check, inputs, layers, LSTM, state, options, **how)
+    return run_layers(check, inputs, layers, LSTM, state, options, light, stash, implementation, key)
 
 
 def bidirectional_lstm(
@@ -205,5 +203,4 @@ def bidirectional_lstm(
     LSTM.check(check, "backward", backward)
     layers, options = (forward, backward), StackOptions(lengths, from_zero=True, both_ways=True)
     light = _runs_by_torch(layers, check.sizes, values_of(inputs))
-    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
-    return run_layers(check, inputs, layers, LSTM, None, options, **how)
+    return run_layers(check, inputs, layers, LSTM, None, options, light, stash, implementation, key)
