@@ -62,11 +62,6 @@ KERNELS = Traits(
 )
 
 
-def made(**found: Traits) -> dict[str, Traits]:
-    """Implementations, a reference before them."""
-    return {"reference": Traits(), **found}
-
-
 def resolved(
     implementation: str,
     available: dict[str, Traits],
@@ -74,8 +69,9 @@ def resolved(
     stash: str = "auto",
     **options: Any,
 ) -> str:
-    """The label of what runs."""
-    traits.implementations("extreme", **{name: (len, each) for name, each in available.items()})
+    """The label of what runs, of implementations that do nothing and a reference before them."""
+    found = {name: (len, each) for name, each in {"reference": Traits(), **available}.items()}
+    traits.implementations("extreme", **found)
     problem = Problem("extreme", tensors, torch.float32, {}, **options)
     return run(problem, lambda it, *_: it.label, implementation, stash=stash)
 
@@ -84,7 +80,7 @@ VARIABLE = (torch.ones(1, requires_grad=True),)
 
 
 def test_an_implementation_is_taken_by_its_name() -> None:
-    available = made(triton=LOOPS)
+    available = {"triton": LOOPS}
     assert resolved("triton", available) == "triton"
     assert resolved("triton", available, stash="cells") == "triton/cells"
     assert resolved("reference", available, stash="cells") == "reference"
@@ -97,31 +93,34 @@ def test_an_implementation_is_taken_by_its_name() -> None:
 
 
 def test_what_the_machine_cannot_run_is_not_taken() -> None:
-    available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: bool(MODE.device)))
+    available = {
+        "recompute": LOOPS,
+        "triton": Traits(has_kernels=True, is_available=lambda: bool(MODE.device)),
+    }
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"
     with pytest.raises(ValueError, match=message):
         resolved("triton", available)
     with rules_only("cuda"):
         assert resolved("triton", available) == "triton"
-        unknown = made(triton=Traits(has_kernels=True, is_available=lambda: False))
+        unknown = {"triton": Traits(has_kernels=True, is_available=lambda: False)}
         assert resolved("auto", unknown) == "reference"
 
 
 def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:
-    available = made(recompute=RECOMPUTES, compiled=Traits(recomputes=True, warms_up=True))
+    available = {"recompute": RECOMPUTES, "compiled": Traits(recomputes=True, warms_up=True)}
     constant, (variable,) = torch.ones(1), VARIABLE
     assert resolved("auto", available, (constant, None)) == "reference"
     assert resolved("auto", available, (constant, variable)) == "recompute"
     with torch.no_grad():
         assert resolved("auto", available, (constant, variable)) == "reference"
-    assert resolved("auto", made(), VARIABLE) == "reference"
+    assert resolved("auto", {}, VARIABLE) == "reference"
 
 
 def test_a_call_alone_keeps_the_gates_and_a_model_as_little_as_its_kernels_can_do_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    available = made(triton=replace(KERNELS, devices=frozenset({"cpu"})))
+    available = {"triton": replace(KERNELS, devices=frozenset({"cpu"}))}
     assert resolved("auto", available, VARIABLE) == "triton/gates"
     assert resolved("auto", available, VARIABLE, "outputs") == "triton/outputs"
     assert resolved("auto", available) == "triton"
@@ -135,21 +134,21 @@ def test_a_call_alone_keeps_the_gates_and_a_model_as_little_as_its_kernels_can_d
 
 
 def test_kernels_go_before_all_others_on_their_devices() -> None:
-    available = made(recompute=LOOPS, triton=KERNELS)
+    available = {"recompute": LOOPS, "triton": KERNELS}
     with rules_only("cuda"):
         assert resolved("auto", available, VARIABLE) == "triton/cells"
         assert resolved("auto", available) == "triton"
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
-    half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
+    half = {"c": Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16}))}
     assert resolved("auto", half) == "reference"
 
 
 def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
-    available = made(recompute=LOOPS)
+    available = {"recompute": LOOPS}
     with rules_only("cuda"):
         assert resolved("auto", available, VARIABLE) == "reference"
         assert resolved("recompute", available, VARIABLE, "cells") == "recompute/cells"
-        assert resolved("auto", made(recompute=RECOMPUTES), VARIABLE) == "recompute"
+        assert resolved("auto", {"recompute": RECOMPUTES}, VARIABLE) == "recompute"
         with captured():
             assert resolved("auto", available, VARIABLE) == "recompute/gates"
 
@@ -172,7 +171,7 @@ def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     assert not is_light(128, 100, 512, torch.float32, CUDA)
     # What is light goes before kernels.
-    available = made(triton=replace(LOOPS, has_kernels=True))
+    available = {"triton": replace(LOOPS, has_kernels=True)}
     assert resolved("auto", available, VARIABLE, is_light=True) == "reference"
     with rules_only():
         assert resolved("auto", available, VARIABLE, is_light=True) == "triton/gates"
@@ -194,7 +193,7 @@ def test_a_light_lstm_is_the_reference() -> None:
     assert not is_light(16, 25, 256, torch.bfloat16, CPU)
 
     def runs(implementation: str = "auto", stash: str = "auto") -> str:
-        return resolved(implementation, made(recompute=LOOPS), VARIABLE, stash, is_light=True)
+        return resolved(implementation, {"recompute": LOOPS}, VARIABLE, stash, is_light=True)
 
     found = runs(), runs("recompute"), runs(stash="outputs")
     assert found == ("reference", "recompute", "recompute/outputs")
