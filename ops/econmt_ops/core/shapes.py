@@ -145,17 +145,6 @@ def kind_of(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def check_number(op: str, name: str, value: object) -> None:
-    """Checks that an argument is a finite number.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    # inf - inf and nan - nan are nan; torch.compile cannot trace math.isfinite.
-    if not isinstance(value, (int, float)) or value - value != 0:
-        raise ValueError(f"{op}: {name} must be a finite number, got {value!r}")
-
-
 def check_dropout(op: str, dropout: float, seed: object) -> None:
     """Checks a dropout probability and its seed.
 
