@@ -33,7 +33,7 @@ OPS = (
 
 def test_a_module_is_an_implementation() -> None:
     reference, recompute = ModuleType("made_up.reference"), ModuleType("made_up.recompute")
-    reference.__dict__.update(double=lambda x: x + x, TRAITS=Traits())
+    reference.__dict__.update(double=lambda x: x + x)
     recompute.__dict__.update(double=lambda x, backend="eager": (x, backend), TRAITS=Traits(recomputes=True))
     triton = (lambda x: 2 * x, Traits(warms_up=True))
     found = traits.implementations("double", recompute, reference, triton=triton)

@@ -196,10 +196,8 @@ class _Blocks:
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
     by_kernels, keeps_products = call.backend == "triton", keep and reaches(call.stash, "gates")
     # The kernels' products may have any values in the padding.
-    blocks, results = (
-        _Blocks(call, clean=not by_kernels),
-        _empty_results(call._replace(stash="outputs"), keep),
-    )
+    blocks = _Blocks(call, clean=not by_kernels)
+    results = _empty_results(call._replace(stash="outputs"), keep)
     if by_kernels or keeps_products:
         products = blocks.products(blocks.read(slice(0, blocks.batch), slice(0, blocks.steps)))
         if keeps_products:
