@@ -106,24 +106,20 @@ class _Choice(NamedTuple):
     def by_measurements(self, default: Candidate, call: Callable[..., Any]) -> Candidate:
         """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
         problem, session = self.problem, current_session()
-        if (
-            MODE.rules_only
-            or is_transformed()
-            or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments))
-        ):
+        if MODE.rules_only or is_transformed() or problem.device.type == "meta":
             return default
-        where = machine(problem.device) if problem.device.type != "meta" else ""
-        if not where or (session is None and not remembered(where)):
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
+            return default
+        where = machine(problem.device)
+        if session is None and not remembered(where):
             return default
         limited = session is not None and session.byte_limit is not None and problem.keeps_gradients
+        levels = STASHES if limited and self.stash == "auto" else (self.stash,)
         candidates: dict[str, Candidate] = {}
         for each in self.available.values():
             if self.implementation == each.name or (
                 self.implementation == "auto" and can_run(each.traits, problem.device.type, problem.dtype)
             ):
-                levels = (
-                    STASHES if limited and self.stash == "auto" and each.traits.takes_stash else (self.stash,)
-                )
                 for level, option in itertools.product(levels, self.options):
                     candidate = self._candidate(each, level, option)
                     candidates.setdefault(candidate.label, candidate)
