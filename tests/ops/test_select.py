@@ -93,10 +93,8 @@ def test_an_implementation_is_taken_by_its_name() -> None:
 
 
 def test_what_the_machine_cannot_run_is_not_taken() -> None:
-    available = {
-        "recompute": LOOPS,
-        "triton": Traits(has_kernels=True, is_available=lambda: bool(MODE.device)),
-    }
+    kernels = Traits(has_kernels=True, is_available=lambda: bool(MODE.device))
+    available = {"recompute": LOOPS, "triton": kernels}
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"
     with pytest.raises(ValueError, match=message):

@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1928,
     "memory": 5583,
     "runtime": 2165,
-    "ops": 23223,
+    "ops": 23153,
     "scripts": 14839,
     "tests": 55158,
 }
