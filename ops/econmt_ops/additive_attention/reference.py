@@ -11,10 +11,6 @@ from torch.nn import functional
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.dispatch.traits import Traits
-
-TRAITS = Traits()
-"""Plain PyTorch under autograd."""
 
 
 class AttentionArguments(NamedTuple):

@@ -28,7 +28,7 @@ from econmt_ops.products.dropout import Seed
 from econmt_ops.products.repeated import Inputs, UniqueRows, check_inputs, expanded, values_of
 from econmt_ops.products.stack import StackOptions
 
-_IMPLEMENTATIONS = implementations(
+implementations(
     "attentional_lstm",
     reference,
     recompute,
@@ -116,13 +116,6 @@ def _check(
     return check
 
 
-def _check_kinds(weights: object, state: object) -> None:
-    if not isinstance(weights, AttentionalLSTMWeights):
-        raise ValueError(f"attentional_lstm: weights must be AttentionalLSTMWeights, got {kind_of(weights)}")  # noqa: TRY004  as all of its errors
-    if not isinstance(state, (AttentionalLSTMState, type(None))):
-        raise ValueError(f"attentional_lstm: state must be AttentionalLSTMState, got {kind_of(state)}")  # noqa: TRY004  as all of its errors
-
-
 def _detail(inputs: Inputs, weights: AttentionalLSTMWeights, options: DecoderOptions) -> str:
     """Returns the properties of a call, beside its sizes, that change the amount of work."""
     kind = "dot" if weights.score is None else "additive" if options.layer_norm is None else "additive-norm"
@@ -192,7 +185,10 @@ def attentional_lstm(
     Raises:
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no seed.
     """
-    _check_kinds(weights, state)
+    if not isinstance(weights, AttentionalLSTMWeights):
+        raise ValueError(f"attentional_lstm: weights must be AttentionalLSTMWeights, got {kind_of(weights)}")  # noqa: TRY004  as all of its errors
+    if not isinstance(state, (AttentionalLSTMState, type(None))):
+        raise ValueError(f"attentional_lstm: state must be AttentionalLSTMState, got {kind_of(state)}")  # noqa: TRY004  as all of its errors
     weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers, _KINDS))
     like = values_of(inputs)
     dtype = compute_dtype(like)
@@ -238,4 +234,4 @@ def attentional_lstm(
 
     arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output, coverage), layer_norm)
     problem = Problem("attentional_lstm", arguments, dtype, check.sizes, _detail(inputs, weights, options))
-    return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
+    return run(problem, call, implementation, stash=stash)

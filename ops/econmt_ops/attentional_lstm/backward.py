@@ -80,13 +80,11 @@ class Backward:
         self.tensors = tensors = BackwardTensors(problem, stash, incoming)
         doutputs = tensors.doutputs
         # A step's gradient of the context's share may replace that of the output, which no other step reads.
-        fits = problem.width_of_share == problem.hidden
-        reuses = call.overwrites and fits and doutputs is not None and doutputs.is_contiguous()
-        self.dcontexts = (
-            doutputs
-            if reuses and doutputs is not None
-            else space(problem.steps, problem.batch, problem.width_of_share)
-        )
+        fits = call.overwrites and problem.width_of_share == problem.hidden
+        if fits and doutputs is not None and doutputs.is_contiguous():
+            self.dcontexts = doutputs
+        else:
+            self.dcontexts = space(problem.steps, problem.batch, problem.width_of_share)
         sizes = persistent.sizes_of(problem) if tensors.dweights is None else None
         self.steps: BackwardSteps | persistent.BackwardBlocks
         if sizes is None:

@@ -9,7 +9,6 @@ everything else.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from econmt_ops.attentional_lstm import persistent
 from econmt_ops.attentional_lstm.block import BottomGates, ProductPair, bottom_or_input
 from econmt_ops.attentional_lstm.problem import AttentionalProblem, Result, empty_result
 from econmt_ops.backends.protocol import CellStep, CoverageStep, OutputStep, Read
-from econmt_ops.cells.protocol import Split
 from econmt_ops.core.loops import steps_of
 
 
@@ -174,16 +172,9 @@ class ForwardLSTM(ForwardSteps):
         )
 
 
-def _start(weights: Split, shape: Sequence[int], shares: Tensor | None = None) -> Tensor:
-    """Returns what is added to the products of steps, (2, ..., G H): shares or the bias, and the recurrent bias."""
-    start = weights.input.new_zeros(2, *shape, len(weights.input)) if shares is None else shares
-    if weights.read_bias is not None and shares is None:
-        start[0] = weights.read_bias
-    if weights.recurrent_bias is not None:
-        start[1] = weights.recurrent_bias
-    elif shares is not None:
-        start[1].zero_()
-    return start
+def _spread(bias: Tensor | None, rows: Tensor) -> None:
+    """Writes a bias (G H,) to rows (..., G H); zeros if there is none."""
+    rows[...] = 0.0 if bias is None else bias
 
 
 class ForwardCells(ForwardSteps):
@@ -194,27 +185,30 @@ class ForwardCells(ForwardSteps):
         # Inputs of the layers' products: the layer's input, and h of the previous step.
         self.rows = [space(2, batch, hidden) for _ in problem.layers]
         super().__init__(problem, result, keep, [[row[part] for row in self.rows] for part in range(2)])
-        self._products, self._starts = [], []
-        for layer, weights in enumerate(problem.layers):
-            self._products.append(
-                ProductPair(problem, bottom_or_input(problem, layer), weights.hidden, back=False)
-            )
-            self._starts.append(_start(weights, (batch,)) if layer else None)
+        self._products = [
+            ProductPair(problem, bottom_or_input(problem, layer), weights.hidden, back=False)
+            for layer, weights in enumerate(problem.layers)
+        ]
         width = len(problem.layers[0].input)
         self._sums = space(2, batch, width)
         longest = max(end - begin for begin, end in problem.blocks)
         self._workspace = space(2, longest, batch, width)
+        # What is added to the products of the upper layers.
+        self._starts = [space(2, batch, width) for _ in problem.layers[1:]]
+        for start, weights in zip(self._starts, problem.layers[1:], strict=True):
+            _spread(weights.read_bias, start[0])
+            _spread(weights.recurrent_bias, start[1])
         self._unkept = space(batch, hidden)
 
     def _begin(self, begin: int, end: int) -> None:
         self._shares = self._workspace[:, : end - begin]
         self.problem.bottom_gates(self.problem.read(begin, end), self._shares[0])
-        _start(self.problem.layers[0], (), self._shares)
+        _spread(self.problem.layers[0].recurrent_bias, self._shares[1])
 
     def _cell(self, layer: int, number: int, position: int, destination: Tensor, read: Read | None) -> None:
         problem, row, each = self.problem, self.rows[layer], len(self.others) // len(self.rows)
         sums = self._sums if layer else self._shares[:, number]
-        self._products[layer].into(sums, row, self._starts[layer] if layer else sums)
+        self._products[layer].into(sums, row, self._starts[layer - 1] if layer else sums)
         states = self.states[layer], *self.others[layer * each : (layer + 1) * each]
         step = CellStep(problem.cell, sums[0], sums[1], states, problem.layers[layer].extra, None)
         output = self.result.h[layer, position] if self.keep else self._unkept

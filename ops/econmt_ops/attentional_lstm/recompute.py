@@ -21,7 +21,7 @@ from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import forward
 from econmt_ops.attentional_lstm.problem import AttentionalArguments, AttentionalProblem, Result, empty_result
 from econmt_ops.attentional_lstm.reference import DecoderOptions, combined_output
-from econmt_ops.cells.protocol import Split
+from econmt_ops.cells.lstm import LSTM
 from econmt_ops.cells.table import cell_of
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_of, zero_padding
@@ -31,8 +31,6 @@ from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
     Coverage,
-    LowRankLSTMWeights,
-    LSTMWeights,
     State,
     cast_weights,
 )
@@ -77,12 +75,13 @@ def attentional_lstm(
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Implements `econmt_ops.attentional_lstm` for checked arguments, cast except for matrices and biases."""
     if not options.input_feeding:
-        if isinstance(weights.layers[0], (LSTMWeights, LowRankLSTMWeights)):
+        cell = cell_of(weights.layers[0])
+        if cell is LSTM:
             by_kernels = backend == "triton"
             run_stack: Any = lstm_on_gpu.lstm if by_kernels else functools.partial(lstm, backend=backend)
             stack = run_stack(inputs, weights.layers, state.layers, options.stack, stash=stash)
         else:
-            run = functools.partial(stepped.recompute, cell_of(weights.layers[0]), backend=backend)
+            run = functools.partial(stepped.recompute, cell, backend=backend)
             stack = run_cells(run, expanded(inputs), weights.layers, state.layers, options.stack)
         return _attend_at_once(stack, keys, values, weights, options, backend)
     if weights.score is not None:
@@ -109,12 +108,7 @@ def _arguments(
 ) -> AttentionalArguments:
     """Returns the arguments of the operator."""
     cell = cell_of(weights.layers[0])
-    parts = [
-        Split(layer.input, layer.hidden, layer.bias, None, ())
-        if isinstance(layer, (LSTMWeights, LowRankLSTMWeights))
-        else cell.split(layer)
-        for layer in weights.layers
-    ]
+    parts = [cell.split(layer) for layer in weights.layers]
     combine, combine_bias, context_bias = weights.combine, weights.combine_bias, None
     if weights.gate is not None and combine_bias is not None:
         combine = torch.cat([weights.gate.weight, combine])

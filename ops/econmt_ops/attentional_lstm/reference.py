@@ -29,15 +29,11 @@ from econmt_ops.core.weights import (
     LowRank,
     LowRankLSTMWeights,
 )
-from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers import stepped
 from econmt_ops.lstm.reference import lstm
 from econmt_ops.products.dropout import apply_dropout
 from econmt_ops.products.low_rank import columns
 from econmt_ops.products.stack import StackOptions, run_cells
-
-TRAITS = Traits()
-"""Plain PyTorch under autograd."""
 
 
 class DecoderOptions(NamedTuple):

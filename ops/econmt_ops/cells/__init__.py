@@ -1,3 +1,1 @@
 """Equations of one step of each recurrent cell, forward and backward."""
-
-from __future__ import annotations

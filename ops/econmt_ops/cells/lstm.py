@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.cells.protocol import Cell
-from econmt_ops.core.weights import LSTMWeights
+from econmt_ops.cells.protocol import Cell, Split
+from econmt_ops.core.weights import AnyLSTMWeights, LSTMWeights
 
 Pointwise = Callable[[Tensor], Tensor]
 
@@ -88,6 +88,10 @@ class LSTMCell(Cell):
     states: tuple[str, ...] = ("h", "c")
     weights: type[Any] = LSTMWeights
     shapes = {"input": "4H I", "hidden": "4H H", "bias": "4H"}  # noqa: RUF012
+
+    def split(self, weights: AnyLSTMWeights) -> Split:
+        """See `econmt_ops.cells.protocol.StepCell`; one product gives all gates."""
+        return Split(weights.input, weights.hidden, weights.bias, None, ())
 
 
 LSTM = LSTMCell()

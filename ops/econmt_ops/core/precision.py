@@ -98,16 +98,10 @@ class MatmulTF32:
         self._restore: list[tuple[str, str | bool]] | None = None
 
     def __enter__(self) -> None:
-        if _get_precision is None:
-            before = bool(torch.backends.cuda.matmul.allow_tf32)
-            if before != self._allowed:
-                torch.backends.cuda.matmul.allow_tf32 = self._allowed
-                self._restore = [("allow_tf32", before)]
+        if matmul_tf32() == self._allowed:
             return
-        precision = _get_precision("cuda", "matmul")
-        if (precision == "tf32") == self._allowed:
-            return
-        self._restore = [("fp32_precision", precision)]
+        newer = _get_precision is not None
+        self._restore = [("fp32_precision", _get_precision("cuda", "matmul"))] if newer else []
         # Where both generations of settings were used, PyTorch refuses to read the older ones.
         with suppress(RuntimeError):
             older: list[tuple[str, str | bool]] = [("allow_tf32", bool(torch._C._get_cublas_allow_tf32()))]

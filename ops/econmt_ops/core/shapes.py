@@ -32,12 +32,6 @@ class Shapes:
             tensor: The argument.
             shape: Names of the sizes, separated by blanks ("B T H"); a number before a known name multiplies it ("4H").
         """
-        self.is_number(name, tensor)
-        self.check_size(name, tensor, shape)
-        self._check_device(name, tensor)
-
-    def is_number(self, name: str, tensor: Tensor) -> None:
-        """Checks that an argument is a floating point tensor."""
         check_tensor(self.op, name, tensor)
         if not tensor.is_floating_point():
             raise ValueError(f"{self.op}: {name} must be a floating point tensor, got {tensor.dtype}")
@@ -45,8 +39,7 @@ class Shapes:
             raise ValueError(
                 f"{self.op}: {name} must be float64, float32, bfloat16 or float16, got {tensor.dtype}"
             )
-
-    def _check_device(self, name: str, tensor: Tensor) -> None:
+        self.check_size(name, tensor, shape)
         if self._device is None:
             self._device = tensor.device
         elif tensor.device != self._device:
@@ -98,10 +91,10 @@ class Shapes:
             raise ValueError(
                 f"{self.op}: lengths is on {tensor.device}, the other arguments on {self._device}"
             )
-        self.bounded("lengths", tensor, 0, self.sizes[positions])
+        self.bounded("lengths", tensor, self.sizes[positions])
 
-    def bounded(self, name: str, tensor: Tensor, least: int, most: int, ignored: int | None = None) -> None:
-        """Checks that an int64 tensor has values from ``least`` to ``most``, or ``ignored``.
+    def bounded(self, name: str, tensor: Tensor, most: int, ignored: int | None = None) -> None:
+        """Checks that an int64 tensor has values from 0 to ``most``, or ``ignored``.
 
         Only on the CPU, because a GPU would wait, and not within torch.func, where values may be those of a batch.
         """
@@ -110,13 +103,11 @@ class Shapes:
         if not tensor.numel() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return
         if ignored is not None:
-            tensor = tensor.masked_fill(tensor == ignored, least)
+            tensor = tensor.masked_fill(tensor == ignored, 0)
         lowest, highest = (int(value) for value in torch.aminmax(tensor.detach()))
-        if lowest < least or highest > most:
-            wanted = f"from {least} to {most}{'' if ignored is None else f', or {ignored}'}"
-            raise ValueError(
-                f"{self.op}: {name} must be {wanted}, got {lowest if lowest < least else highest}"
-            )
+        if lowest < 0 or highest > most:
+            wanted = f"from 0 to {most}{'' if ignored is None else f', or {ignored}'}"
+            raise ValueError(f"{self.op}: {name} must be {wanted}, got {lowest if lowest < 0 else highest}")
 
     def _expected(self, letter: str) -> int | None:
         """Returns the size of a letter, or None if it is not known yet."""
@@ -152,17 +143,6 @@ def kind_of(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def check_number(op: str, name: str, value: object) -> None:
-    """Checks that an argument is a finite number.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    # inf - inf and nan - nan are nan; torch.compile cannot trace math.isfinite.
-    if not isinstance(value, (int, float)) or value - value != 0:
-        raise ValueError(f"{op}: {name} must be a finite number, got {value!r}")
 
 
 def check_dropout(op: str, dropout: float, seed: object) -> None:

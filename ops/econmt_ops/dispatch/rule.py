@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from econmt_ops.core.weights import tensors_of
-from econmt_ops.dispatch.traits import Candidate, Traits, implementations_of
+from econmt_ops.dispatch.traits import Traits, implementations_of
 
 
 class Problem(NamedTuple):
@@ -114,21 +114,14 @@ def device_of(tensor: torch.Tensor) -> str:
     return "cpu" if kind == "meta" else kind
 
 
-def rule(
-    op: str,
-    device: str,
-    dtype: torch.dtype = torch.float32,
-    *,
-    gradients: bool = True,
-    among: Mapping[str, Candidate] | None = None,
-) -> str:
+def rule(op: str, device: str, dtype: torch.dtype = torch.float32, *, gradients: bool = True) -> str:
     """Returns the name of the implementation that "auto" selects where no measurements exist.
 
     Kernels come first. Otherwise an op recomputes if a backward pass follows (``gradients``). On a GPU the many small
     kernels of an op that loops over steps take longer to launch than to run, so there such an op recomputes only in a
-    captured step. ``among``: implementations by name, by default all of the op.
+    captured step.
     """
-    available = implementations_of(op) if among is None else among
+    available = implementations_of(op)
     served = [each for each in available.values() if can_run(each.traits, device, dtype)]
     for each in served:
         if each.traits.has_kernels:
@@ -136,20 +129,15 @@ def rule(
     first = next(iter(available.values()))
     for each in served if gradients or first.traits.is_last else ():
         launch_bound = device == "cuda" and each.traits.loops and not MODE.captured
-        if (
-            each.traits.recomputes
-            and not each.traits.warms_up
-            and not each.traits.has_kernels
-            and not launch_bound
-        ):
+        if each.traits.recomputes and not each.traits.warms_up and not launch_bound:
             return each.name
     return first.name
 
 
-def leanest(op: str, device: str, dtype: torch.dtype = torch.float32) -> str:
+def leanest(op: str, device: str) -> str:
     """Returns the name of the implementation that keeps least for the backward pass and needs no warm-up."""
     with captured():
-        return rule(op, device, dtype)
+        return rule(op, device)
 
 
 def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:

@@ -14,7 +14,7 @@ from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.measurements import decide, machine
 from econmt_ops.dispatch.rule import MODE, Problem, can_run, is_transformed, rule
 from econmt_ops.dispatch.session import current_session, remembered
-from econmt_ops.dispatch.traits import Candidate
+from econmt_ops.dispatch.traits import Candidate, implementations_of
 
 __all__ = ["Candidate", "Problem", "run"]
 
@@ -24,7 +24,6 @@ _Result = TypeVar("_Result")
 def run(
     problem: Problem,
     call: Callable[..., _Result],
-    available: Mapping[str, Candidate],
     implementation: str,
     *,
     stash: str = "auto",
@@ -39,15 +38,14 @@ def run(
     Args:
         problem: Description of the call.
         call: Runs a candidate, its first argument, with the problem's arguments as further arguments.
-        available: Implementations of the op by name, from `econmt_ops.dispatch.traits.implementations`.
-        implementation: "auto" or a name in `available`.
+        implementation: "auto" or the name of an implementation of the op.
         stash: Requested stash level: "auto" or one of `STASHES`.
         options: Options with which every implementation can run, the rule's option first; empty if there are none.
 
     Raises:
         ValueError: If the implementation or stash level is unknown, or this machine cannot run the implementation.
     """
-    choice = _Choice(problem, available, implementation, stash, options or [{}])
+    choice = _Choice(problem, implementation, stash, options or [{}])
     if implementation != "auto":
         choice.check_name()
     if stash != "auto" and stash not in STASHES:
@@ -63,10 +61,14 @@ class _Choice(NamedTuple):
     """Choice among an op's implementations; see the arguments of :func:`run`."""
 
     problem: Problem
-    available: Mapping[str, Candidate]
     implementation: str
     stash: str
     options: Sequence[Mapping[str, str]]
+
+    @property
+    def available(self) -> Mapping[str, Candidate]:
+        """Implementations of the op by name."""
+        return implementations_of(self.problem.op)
 
     def check_name(self) -> None:
         """Raises ValueError if the requested implementation does not exist or this machine cannot run it."""
@@ -98,30 +100,26 @@ class _Choice(NamedTuple):
             name = next(iter(self.available))
         elif name == "auto":
             kind, gradients = problem.device_type, problem.keeps_gradients
-            name = rule(problem.op, kind, problem.dtype, gradients=gradients, among=self.available)
+            name = rule(problem.op, kind, problem.dtype, gradients=gradients)
         return self._candidate(self.available[name], self.stash, self.options[0])
 
     def by_measurements(self, default: Candidate, call: Callable[..., Any]) -> Candidate:
         """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
         problem, session = self.problem, current_session()
-        if (
-            MODE.rules_only
-            or is_transformed()
-            or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments))
-        ):
+        if MODE.rules_only or is_transformed() or problem.device.type == "meta":
             return default
-        where = machine(problem.device) if problem.device.type != "meta" else ""
-        if not where or (session is None and not remembered(where)):
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
+            return default
+        where = machine(problem.device)
+        if session is None and not remembered(where):
             return default
         limited = session is not None and session.byte_limit is not None and problem.keeps_gradients
+        levels = STASHES if limited and self.stash == "auto" else (self.stash,)
         candidates: dict[str, Candidate] = {}
         for each in self.available.values():
             if self.implementation == each.name or (
                 self.implementation == "auto" and can_run(each.traits, problem.device.type, problem.dtype)
             ):
-                levels = (
-                    STASHES if limited and self.stash == "auto" and each.traits.takes_stash else (self.stash,)
-                )
                 for level, option in itertools.product(levels, self.options):
                     candidate = self._candidate(each, level, option)
                     candidates.setdefault(candidate.label, candidate)

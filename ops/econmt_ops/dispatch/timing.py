@@ -45,19 +45,15 @@ def quantile(values: Sequence[float], share: float) -> float:
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """Returns a function that waits until the device has finished."""
     if device.type != "cuda":
-        return _nothing
+        return torch.cpu.synchronize  # which has nothing to wait for
     return lambda: torch.cuda.synchronize(device)
-
-
-def _nothing() -> None:
-    """Does nothing: CPU work is complete when a call returns."""
 
 
 def alternate(
     functions: Mapping[str, Callable[[], object]],
     seconds: float,
     *,
-    synchronize: Callable[[], None] = _nothing,
+    synchronize: Callable[[], None] = torch.cpu.synchronize,
     clock: Callable[[], float] = time.perf_counter,
     least: int = 3,
     most: int = 1000,

@@ -1,8 +1,9 @@
 """Traits and registry of the implementations of each op.
 
-An implementation is a module of the op's package with a name from `NAMES`: a function with the op's name, and a
-constant `TRAITS` that describes it. "compiled" has no module: it is "recompute" with ``backend="compiled"``. The choice
-of an implementation, recipes, plans, estimates and benchmarks read the traits instead of comparing names.
+An implementation is a module of the op's package with a name from `NAMES`: a function with the op's name, and, unless
+it is plain PyTorch with autograd, a constant `TRAITS` that describes it. "compiled" has no module: it is "recompute"
+with ``backend="compiled"``. The choice of an implementation, recipes, plans, estimates and benchmarks read the traits
+instead of comparing names.
 """
 
 from __future__ import annotations
@@ -30,10 +31,6 @@ class Cost(NamedTuple):
 
     workspace: int = 0
     flops: int = 0
-
-
-def _always(*_: object) -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Traits:
     warms_up: bool = False
     has_kernels: bool = False
     is_last: bool = False
-    is_available: Callable[[], bool] = _always
+    is_available: Callable[[], bool] = lambda: True
     fake_implementation: str = ""
     costs: Mapping[str, Callable[..., Cost]] = field(default_factory=dict)
 
@@ -113,7 +110,7 @@ def implementations(
 
     Args:
         op: Name of the op, which is the name of the function in every implementation.
-        modules: Modules with a name from `NAMES`, the function and its `TRAITS`.
+        modules: Modules with a name from `NAMES`, the function and its `TRAITS`, by default `Traits`().
         others: Functions and traits of further implementations by name.
 
     A recomputing function that takes ``backend`` (see `econmt_ops.backends.steps_for`) is also the implementation
@@ -122,7 +119,10 @@ def implementations(
     Returns:
         The implementations by name, in the order of `NAMES`; later calls of `register` add to it.
     """
-    made = {module.__name__.rpartition(".")[2]: (getattr(module, op), module.TRAITS) for module in modules}
+    made = {
+        module.__name__.rpartition(".")[2]: (getattr(module, op), getattr(module, "TRAITS", Traits()))
+        for module in modules
+    }
     made |= others
     if "recompute" in made and "backend" in inspect.signature(made["recompute"][0]).parameters:
         function, traits = made["recompute"]

@@ -1,3 +1,1 @@
 """Layers of all cells other than the LSTM: the op, the stack, and the loops over steps or blocks."""
-
-from __future__ import annotations

@@ -103,8 +103,7 @@ class LayerOp:
         options = StackOptions(lengths, reverse, residual, dropout, dropout_seed, variational)
         size = sizes["B"], sizes["T"], sizes["H"]
         light = cell is GRU and _is_light(*size, compute_dtype(like), like.device)
-        how: Any = {"light": light, "stash": stash, "implementation": implementation}
-        return run_layers(check, expanded(inputs), layers, cell, state, options, **how)
+        return run_layers(check, expanded(inputs), layers, cell, state, options, light, stash, implementation)
 
 
 def _is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:

@@ -130,10 +130,10 @@ class _Blocks:
         self.dtype = call.sources[0].dtype
         self.batch, self.steps = call.sources[0].shape[:2]
         self.hidden = call.first.shape[1]
-        self.padding = self.all_lengths = None
+        self.all_lengths = None
         if call.lengths is not None:
             self.all_lengths = call.lengths.to(call.first.device, non_blocking=True)
-            self.padding = padding_mask(call.lengths, self.steps, call.first.device) if clean else None
+        self.padding = padding_mask(call.lengths, self.steps, call.first.device) if clean else None
         space = _BLOCK_BYTES if device_of(call.first) == "cpu" else _LARGE_BLOCK_BYTES
         row = self.steps * call.bias.shape[0] * call.first.element_size()
         rows = max(1, space // max(1, row))
@@ -196,10 +196,8 @@ class _Blocks:
 def _forward(call: ScannedArguments, keep: bool) -> ScannedResults:
     by_kernels, keeps_products = call.backend == "triton", keep and reaches(call.stash, "gates")
     # The kernels' products may have any values in the padding.
-    blocks, results = (
-        _Blocks(call, clean=not by_kernels),
-        _empty_results(call._replace(stash="outputs"), keep),
-    )
+    blocks = _Blocks(call, clean=not by_kernels)
+    results = _empty_results(call._replace(stash="outputs"), keep)
     if by_kernels or keeps_products:
         products = blocks.products(blocks.read(slice(0, blocks.batch), slice(0, blocks.steps)))
         if keeps_products:

@@ -139,9 +139,7 @@ class _SteppedCall:
         self.exact = accumulate_dtype(dtype)
         self.blocks = _blocks(call)
         self.run = steps_for(call.inputs, call.backend)
-        self.padding = None
-        if call.lengths is not None:
-            self.padding = padding_mask(call.lengths, self.steps, call.inputs.device, time_first=True)
+        self.padding = padding_mask(call.lengths, self.steps, call.inputs.device, time_first=True)
         weights = call.input, call.hidden, call.read_bias, call.recurrent_bias, *call.extra
         casts: list[Any] = [None if part is None else part.to(dtype) for part in weights]
         self.input, self.hidden, *biases = casts

@@ -34,7 +34,7 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, layout: str)
     return shaped
 
 
-_IMPLEMENTATIONS = implementations("linear", reference=(_linear, Traits()))
+implementations("linear", reference=(_linear, Traits()))
 
 
 def linear(
@@ -91,4 +91,4 @@ def linear(
     detail = "" if bias is None else "bias"
     problem = Problem("linear", (inputs, weight, bias), dtype, check.sizes, detail)
     options = [{"layout": each} for each in (LAYOUTS if layout == "auto" else (layout,))]
-    return run(problem, call, _IMPLEMENTATIONS, implementation, options=options)
+    return run(problem, call, implementation, options=options)

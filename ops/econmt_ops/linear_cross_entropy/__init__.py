@@ -7,12 +7,12 @@ from torch import Tensor
 from econmt_ops.backends.triton import on_kernels
 from econmt_ops.core.arguments import CrossEntropyArguments
 from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.shapes import Shapes, check_number
+from econmt_ops.core.shapes import Shapes
 from econmt_ops.dispatch.select import Candidate, Problem, run
 from econmt_ops.dispatch.traits import implementations
 from econmt_ops.linear_cross_entropy import recompute, reference
 
-_IMPLEMENTATIONS = implementations(
+implementations(
     "linear_cross_entropy",
     reference,
     recompute,
@@ -59,14 +59,15 @@ def linear_cross_entropy(
         raise ValueError(
             f"linear_cross_entropy: unknown reduction {reduction!r}; available: {', '.join(_REDUCTIONS)}"
         )
-    check_number("linear_cross_entropy", "label_smoothing", label_smoothing)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"linear_cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing}")
+    if not isinstance(label_smoothing, (int, float)) or not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(
+            f"linear_cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing!r}"
+        )
     check = Shapes("linear_cross_entropy")
     check("hidden", hidden, "N H")
     check("weight", weight, "V H")
     check.indices("targets", targets, "N")
-    check.bounded("targets", targets, 0, len(weight) - 1, ignore_index)
+    check.bounded("targets", targets, len(weight) - 1, ignore_index)
     if bias is not None:
         check("bias", bias, "V")
     dtype = compute_dtype(hidden)
@@ -81,4 +82,4 @@ def linear_cross_entropy(
         return loss
 
     problem = Problem("linear_cross_entropy", (hidden, weight, bias), dtype, check.sizes, reduction)
-    return run(problem, call, _IMPLEMENTATIONS, implementation)
+    return run(problem, call, implementation)

@@ -7,10 +7,6 @@ from torch.nn import functional
 
 from econmt_ops.core.arguments import CrossEntropyArguments
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.dispatch.traits import Traits
-
-TRAITS = Traits()
-"""Plain PyTorch under autograd."""
 
 
 def linear_cross_entropy(call: CrossEntropyArguments) -> Tensor:

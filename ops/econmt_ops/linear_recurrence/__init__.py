@@ -26,7 +26,7 @@ _IN_C = replace(
     has_kernels=True,
     is_available=native.is_installed,
 )
-_IMPLEMENTATIONS = implementations(
+implementations(
     "linear_recurrence",
     reference,
     chunk=(functools.partial(scan.linear_recurrence, backend="chunk"), _SCAN),
@@ -88,7 +88,7 @@ def linear_recurrence(
 
     detail = " ".join(["reverse"] * reverse + ["lengths"] * (lengths is not None))
     problem = Problem("linear_recurrence", (inputs, decay, initial), inputs.dtype, check.sizes, detail)
-    return run(problem, call, _IMPLEMENTATIONS, implementation)
+    return run(problem, call, implementation)
 
 
 def spread_decay(decay: Tensor, inputs: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from econmt_ops.core.weights import (
     cast_weights,
 )
 from econmt_ops.dispatch.select import Candidate, Problem, run
-from econmt_ops.dispatch.traits import implementations, implementations_of
+from econmt_ops.dispatch.traits import implementations
 from econmt_ops.lstm import recompute, reference, triton
 from econmt_ops.lstm.call_plans import PLANS, add_plan, key_of, key_of_lstm, merged, run_planned
 from econmt_ops.lstm.reference import is_light
@@ -45,7 +45,6 @@ def run_layers(
     cell: Cell,
     state: Any,
     options: StackOptions,
-    *,
     light: bool,
     stash: str,
     implementation: str,
@@ -57,14 +56,14 @@ def run_layers(
     """
     check.lengths(options.lengths, "T")
     check_dropout(check.op, options.dropout, options.seed)
-    like, available = values_of(inputs), implementations_of(check.op)
+    like = values_of(inputs)
     dtype = compute_dtype(like)
     start = prepare_state(check, cell.states, state, len(layers), like, dtype)
 
     def call(
         candidate: Candidate, inputs: Inputs, layers: tuple[Any, ...], start: State
     ) -> tuple[Tensor, State]:
-        add_plan(key, candidate, available, dtype, inputs, layers)
+        add_plan(key, candidate, dtype, inputs, layers)
         if not candidate.traits.casts:
             inputs, layers = expanded(inputs), cast_weights(layers, dtype)
         with explicit_casts(like):
@@ -76,7 +75,7 @@ def run_layers(
     details = [f"layers={len(layers)}", "full" if options.lengths is None else "lengths"]
     details += ["repeated"] * isinstance(inputs, UniqueRows) + ["probe"] * (options.gate_gradient is not None)
     problem = Problem(check.op, (inputs, layers, start), dtype, check.sizes, " ".join(details), light)
-    return run(problem, call, available, implementation, stash=stash)
+    return run(problem, call, implementation, stash=stash)
 
 
 def _runs_by_torch(layers: tuple[AnyLSTMWeights, ...], sizes: dict[str, int], like: Tensor) -> bool:
@@ -163,8 +162,7 @@ def lstm(
             raise ValueError(f"{check.op}: gate_gradient requires {wanted}")
     # torch.lstm does not expose the gradient of its gates.
     light = gate_gradient is None and _runs_by_torch(layers, check.sizes, like)
-    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
-    return run_layers(check, inputs, layers, LSTM, state, options, **how)
+    return run_layers(check, inputs, layers, LSTM, state, options, light, stash, implementation, key)
 
 
 def bidirectional_lstm(
@@ -205,5 +203,4 @@ def bidirectional_lstm(
     LSTM.check(check, "backward", backward)
     layers, options = (forward, backward), StackOptions(lengths, from_zero=True, both_ways=True)
     light = _runs_by_torch(layers, check.sizes, values_of(inputs))
-    how: Any = {"light": light, "stash": stash, "implementation": implementation, "key": key}
-    return run_layers(check, inputs, layers, LSTM, None, options, **how)
+    return run_layers(check, inputs, layers, LSTM, None, options, light, stash, implementation, key)

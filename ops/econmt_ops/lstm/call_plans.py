@@ -6,7 +6,7 @@ tensors, autograd, autocast, the precision of float32 products and the modes of 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -122,21 +122,16 @@ def merged(layers: Any) -> Any:
 
 
 def add_plan(
-    key: tuple[Any, ...] | None,
-    candidate: Candidate,
-    available: Mapping[str, Candidate],
-    dtype: torch.dtype,
-    inputs: Any,
-    layers: Sequence[Any],
+    key: tuple[Any, ...] | None, candidate: Candidate, dtype: torch.dtype, inputs: Any, layers: Sequence[Any]
 ) -> None:
     """Caches the launch plan of a call that runs as a persistent kernel or in cuDNN.
 
-    ``key`` is what `key_of` returned, ``available`` the implementations by name, ``dtype`` the compute type.
+    ``key`` is what `key_of` returned, ``dtype`` the compute type.
     """
     if key is None:
         return
     kind, _, _, _, is_full, keep, *_, options = key
-    if candidate.function is kernels.lstm and available["triton"].function is kernels.lstm:
+    if candidate.function is kernels.lstm:
         products = kernels.products_of(inputs.to(dtype) if inputs.dtype != dtype else inputs, layers)
         if products is not None:
             reverse = (options[2],) if kind == "lstm" else (False, True)
@@ -168,7 +163,7 @@ def run_planned(
     """
     lengths = options.lengths
     if lengths is not None:
-        Shapes("lstm").bounded("lengths", lengths, 0, inputs.shape[1])
+        Shapes("lstm").bounded("lengths", lengths, inputs.shape[1])
     if options.dropout != 0.0:
         check_dropout("lstm", options.dropout, options.seed)
     if inputs.is_cuda and inputs.device.index != torch.cuda.current_device():

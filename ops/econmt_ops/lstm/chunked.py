@@ -118,9 +118,8 @@ class ChunkedLSTM:
         self._layouts = None
         if chunks:
             self._gather(chunks)
-        if not isinstance(self._leaves, LSTMWeights) or not isinstance(self._weights, LSTMWeights):
-            return
-        for weight, leaf in zip(self._weights, self._leaves, strict=True):
+        pairs: Any = zip(self._weights, self._leaves, strict=True)
+        for weight, leaf in pairs:
             if leaf is not weight and leaf.grad is not None:
                 torch.autograd.backward(weight, leaf.grad)
 

@@ -277,14 +277,13 @@ class Direction:
         h, c = self.first_h, last_c.copy_(self.first_c)
         every_cell = keep and reaches(self.stash, "cells")
         # torch.lstm is the fastest forward pass, but it keeps c in the type of the inputs and returns only the last c.
-        weights = self.weights
-        by_torch = isinstance(weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
+        by_torch = isinstance(self.weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
         for number in steps_of(range(len(self.blocks))):
             begin, end = self.blocks[number]
             if keep and not every_cell:
                 cells[number] = c
-            if by_torch and isinstance(weights, LSTMWeights):
-                h = self._walk_by_torch(weights, begin, end, h, c, outputs)
+            if by_torch:
+                h = self._walk_by_torch(begin, end, h, c, outputs)
                 continue
             shares = gates[begin:end] if keeps_gates else self.products(self.read(begin, end), begin, end)
             h = self._walk_cells(shares, begin, h, c, outputs, cells if every_cell else None, keeps_gates)
@@ -292,11 +291,10 @@ class Direction:
         if every_cell:
             last_c.copy_(cells[-1])
 
-    def _walk_by_torch(
-        self, weights: LSTMWeights, begin: int, end: int, h: Tensor, c: Tensor, outputs: Tensor
-    ) -> Tensor:
+    def _walk_by_torch(self, begin: int, end: int, h: Tensor, c: Tensor, outputs: Tensor) -> Tensor:
         """Runs a block by torch.lstm from h and c; returns the last h and overwrites c."""
-        inputs = self.read(begin, end)
+        weights, inputs = self.weights, self.read(begin, end)
+        assert isinstance(weights, LSTMWeights)
         if self.places is not None:
             # torch.lstm needs the expanded inputs; padded positions read an appended row of zeros.
             inputs = functional.embedding(inputs, functional.pad(self.inputs, (0, 0, 0, 1)))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted
 from econmt_ops.core.alignment import widened
-from econmt_ops.core.chunks import reaches
+from econmt_ops.core.chunks import reaches, rows_of
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.dispatch.plans import Plans
@@ -274,7 +274,7 @@ class LayerPlan:
         if rows is not None or inputs is None:
             inputs = lengths = None
         elif lengths is not None and tensors.places is not None:
-            padding = padding_mask(lengths, self.steps, inputs.device).t()
+            padding = padding_mask(lengths, self.steps, inputs.device, time_first=True)
             inputs, lengths = clean_rows(inputs, tensors.places, padding), None
         return self._operands_of(inputs, rows, tensors.weights, self._workspace_back, bias, lengths)
 
@@ -304,9 +304,7 @@ class LayerPlan:
             sums, cells = self._recomputed(tensors, operands, results)
         directions, batch, hidden, device = self.directions, self.batch, self.hidden, sums.device
         doutputs, last_h, last_c = incoming
-        doutputs = torch.zeros_like(results.outputs) if doutputs is None else doutputs
-        if doutputs.stride(2) != 1:
-            doutputs = doutputs.contiguous()
+        doutputs = torch.zeros_like(results.outputs) if doutputs is None else rows_of(doutputs)
         last_h = None if last_h is None else last_h.contiguous()
         last_c = None if last_c is None else last_c.contiguous()
         dsums = sums if again else torch.empty_like(sums)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.alignment import even
+from econmt_ops.core.chunks import rows_of
 
 
 class LayerSettings(NamedTuple):
@@ -166,8 +167,7 @@ class OperandMaker:
         if rows is None:
             assert inputs is not None
             if self._copies_inputs or lengths is not None or not inputs.is_contiguous():
-                read = inputs if inputs.dim() == 3 else inputs.unsqueeze(1)
-                read = read if read.stride(2) == 1 else read.contiguous()
+                read = rows_of(inputs if inputs.dim() == 3 else inputs.unsqueeze(1))
                 rows = torch.empty((read.shape[0] * read.shape[1], self.width), dtype=dtype, device=device)
             else:
                 rows = inputs.view(-1, self.width)

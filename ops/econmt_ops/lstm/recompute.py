@@ -36,10 +36,8 @@ TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
 def _directions(call: LSTMArguments) -> list[Direction]:
-    padding = None
-    if call.lengths is not None:
-        steps = len(call.inputs if call.places is None else call.places)
-        padding = padding_mask(call.lengths, steps, call.inputs.device).t().contiguous()
+    steps = len(call.inputs if call.places is None else call.places)
+    padding = padding_mask(call.lengths, steps, call.inputs.device, time_first=True)
     run = steps_for(call.inputs, call.backend)
     layers = layers_of_tensors(call.weights, call.recurrents, call.biases)
     return [Direction(call, number, layer, run, padding) for number, layer in enumerate(layers)]

@@ -25,14 +25,10 @@ from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights, ProjectedLSTMWeights
 from econmt_ops.dispatch.rule import MODE
-from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm
 from econmt_ops.products.dropout import Seed, apply_dropout
 from econmt_ops.products.low_rank import linear, linear_add
 from econmt_ops.products.stack import StackOptions, last_of, run_stack
-
-TRAITS = Traits()
-"""Plain PyTorch under autograd."""
 
 CLOSED = 1e4
 """Magnitude of closed gates' sums, as in padding; sigmoid(-1e4) is 0, sigmoid(1e4) is 1, and both slopes are 0."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import triton
+from econmt_ops.core.precision import compute_dtype
 from econmt_ops.dispatch.registration import custom_op
 
 
@@ -25,9 +26,7 @@ def look_up(table: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
     """
     if not triton.serves(table):
         return functional.embedding(ids, table, padding)
-    kind = table.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else table.dtype
-    rows: Tensor = _look_up(table, ids, -1 if padding is None else padding, dtype)
+    rows: Tensor = _look_up(table, ids, -1 if padding is None else padding, compute_dtype(table))
     return rows
 
 

@@ -71,7 +71,7 @@ def check_inputs(check: Shapes, inputs: Inputs) -> None:
         raise ValueError(
             f"{check.op}: inputs.places is on {inputs.places.device}, inputs.rows on {inputs.rows.device}"
         )
-    check.bounded("inputs.places", inputs.places, 0, check.sizes["N"] - 1)
+    check.bounded("inputs.places", inputs.places, check.sizes["N"] - 1)
     # N differs from batch to batch; without it all batches share one measurement.
     del check.sizes["N"]
 

@@ -34,7 +34,7 @@ def forward(step: RecurrenceArguments, outputs: Tensor | None = None) -> Tensor:
     """Returns the outputs, in given memory or in new; see `econmt_ops.linear_recurrence.scan.backend_of`."""
     if step.lengths is not None:
         # torch.compile leaves the check of the op out, and the kernel writes by them.
-        Shapes("linear_recurrence").bounded("lengths", step.lengths, 0, step.decay.shape[1])
+        Shapes("linear_recurrence").bounded("lengths", step.lengths, step.decay.shape[1])
     if outputs is None:
         outputs = torch.empty_like(step.decay, memory_format=torch.contiguous_format)
     call(

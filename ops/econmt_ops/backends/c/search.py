@@ -71,19 +71,15 @@ class SearchWeight:
             self._prepacked = in_groups(rows)
         values, sums = self._prepacked
         addresses = [_address(part) for part in (values, sums, self._steps, self._bias)]
-        return _weight_kind()(_KINDS[rows.dtype], rows.shape[1], len(rows), *addresses)
+        return native.structure_of("weight").kind(_KINDS[rows.dtype], rows.shape[1], len(rows), *addresses)
 
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _weight_kind() -> type[ctypes.Structure]:
-    return native.structure_of("weight").kind
-
-
 def _array(weights: Sequence[SearchWeight | None]) -> Any:
-    kind = _weight_kind()
+    kind = native.structure_of("weight").kind
     return (kind * len(weights))(*(kind() if weight is None else weight.structure() for weight in weights))
 
 
