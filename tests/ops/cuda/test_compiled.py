@@ -66,7 +66,7 @@ def test_registers_suffice_and_products_overlap(
 
 
 def test_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiled = []
+    compiled: list[bytes] = []
 
     def compile_source(*which: object) -> bytes:
         compiled.append(repr(which).encode())
