@@ -173,7 +173,10 @@ class Service:
         A key in the head, or the rate where no key is needed, is checked before the body is read. For a key in the body
         the client's address must have requests left, and requests with a wrong key count.
         """
-        (key, address), kind = _client(request), request.headers.get("content-type", "")
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        key = credentials.strip() if scheme.lower() == "bearer" else ""
+        address = request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
+        kind = request.headers.get("content-type", "")
         may_have_key = not is_file or kind.lower().startswith("multipart/")
         admitted = key != "" or not (self._keys.wanted and may_have_key)
         if admitted:
@@ -346,13 +349,6 @@ def _always(response: Response) -> Endpoint:
         return response
 
     return endpoint
-
-
-def _client(request: Request) -> tuple[str, str]:
-    """Returns the API key in the head of a request, and the client's address."""
-    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-    key = credentials.strip() if scheme.lower() == "bearer" else ""
-    return key, request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
 
 
 async def _answers(request: Request, futures: Sequence[asyncio.Future[Translation]]) -> list[Translation]:

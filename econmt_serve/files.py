@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 from econmt_serve.docx import WORD, WordDocument
 from econmt_serve.encodings import UTF_8, WebEncoding, byte_order_mark, web_encoding
@@ -23,17 +22,6 @@ _DECLARED = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([^\s"'>;/]{1
 _CHARSET = re.compile(r"""\s*charset\s*=\s*"?([^\s"]*)"?\s*""", re.IGNORECASE)
 _HEAD = 2048
 """Number of bytes at the beginning of a page in which its encoding is looked for."""
-
-
-class TranslatableFile(Protocol):
-    """File whose sentences can be replaced by their translations."""
-
-    @property
-    def sentences(self) -> list[Marked]:
-        """Sentences of the file in order."""
-
-    def written(self, translations: Sequence[Hypothesis]) -> tuple[bytes, str]:
-        """Returns the file with the translations of all sentences, and its content type."""
 
 
 class PageOrText:
@@ -112,7 +100,7 @@ def media_type(content_type: str) -> str:
 
 def read_file(
     content: bytes, content_type: str, how: TextDivision, most_characters: int | None = None
-) -> TranslatableFile:
+) -> WordDocument | PageOrText:
     """Reads a file.
 
     Args:

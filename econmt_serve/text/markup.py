@@ -6,7 +6,8 @@ inside it and neighbours do not overlap, so that nesting is kept. Each tag occur
 else, as placeholders, is inserted before the words that follow it; between it and a word is a blank unless the source
 has a letter or digit right beside it.
 
-Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside.
+Punctuation at the ends of words is separate: ``<b>dog</b>.`` leaves the full stop outside. Tags inside a word, as in
+``H<sub>2</sub>O``, stay there if the translation has the same word, and enclose the whole of another word.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise, product
 from typing import Literal, NamedTuple
 
 MARKUP = "\0"
@@ -29,7 +31,7 @@ _LETTER = re.compile(r"\w")
 
 
 class Unit(NamedTuple):
-    """Letters of a word, or a sign of the punctuation before or after them.
+    """Letters of a word or, where tags part them, some of them; or a sign of the punctuation before or after them.
 
     Attributes:
         text: its characters, never empty. word: index of its word.
@@ -98,6 +100,7 @@ class Marked(NamedTuple):
         words: for each word of the text, the words of the line that it is part of.
         escaped: True if special characters of HTML are escaped in the translation.
         beside: its first and last character, if a mark outside of it touches them.
+        parts: parts of the letters of words, by these letters, see :class:`Unit`.
     """
 
     text: str
@@ -106,6 +109,7 @@ class Marked(NamedTuple):
     words: Sequence[Sequence[int]] = ()
     escaped: bool = False
     beside: tuple[str, str] = ("", "")
+    parts: Mapping[str, Sequence[str]] = {}
 
 
 def marked(
@@ -120,8 +124,18 @@ def marked(
     if not tags:
         shown = " ".join(text.split()) if escaped else text
         return Marked(shown, words=words, escaped=escaped, beside=beside)
-    text_units = units(text)
-    return Marked(" ".join(text.split()), text_units, _tree(tags, text_units), words, escaped, beside)
+    at = sorted({tag.at for tag in tags if tag.kind != "alone"})
+    cuts: dict[str, set[int]] = {}
+    for whole in units(text, {}):
+        inside = at[bisect_right(at, whole.start) : bisect_left(at, whole.start + len(whole.text))]
+        cuts.setdefault(whole.text, set()).update(each - whole.start for each in inside)
+    parts = {
+        word: [word[a:b] for a, b in pairwise([0, *sorted(each), len(word)])]
+        for word, each in cuts.items()
+        if each
+    }
+    text_units = units(text, parts)
+    return Marked(" ".join(text.split()), text_units, _tree(tags, text_units), words, escaped, beside, parts)
 
 
 def _signs(text: str) -> Sequence[str]:
@@ -129,15 +143,16 @@ def _signs(text: str) -> Sequence[str]:
     return text if len(text) <= _FEW_SIGNS else [text]
 
 
-def units(text: str) -> list[Unit]:
-    """Returns the units of a text; words are separated by blanks."""
+def units(text: str, known: Mapping[str, Sequence[str]]) -> list[Unit]:
+    """Returns the units of a text, whose words are separated by blanks; ``known`` are parts, see :class:`Marked`."""
     parts: list[Unit] = []
     for number, match in enumerate(_WORD.finditer(text)):
         word, start = match[0], match.start()
         begin, end = _LETTER.search(word), _LETTER.search(word[::-1])
         first, last = begin.start() if begin else 0, len(word) - (end.start() if end else 0)
         before, behind = word[:first], word[last:]
-        pieces = [*_signs(before), word[first:last] if begin else "", *_signs(behind if begin else word)]
+        letters = word[first:last] if begin else ""
+        pieces = [*_signs(before), *known.get(letters, [letters]), *_signs(behind if begin else word)]
         for part in filter(None, pieces):
             parts.append(Unit(part, number, start, start > match.start()))
             start += len(part)
@@ -210,13 +225,15 @@ def _put_inside(
     if not source.marks:
         pairs = [(word, made) for seen, made in alignment for word in _at(source.words, seen)]
         return escape(translation, quote=False) if source.escaped else translation, pairs
-    target = units(translation)
+    target = units(translation, source.parts)
     sources: list[set[int]] = [set() for _ in target]
     places, made_places = _places(source.units), _places(target)
     for seen, made in alignment:
         # Letters belong to letters, and each sign to the same one, in order.
         for kind, indices in made_places.get(made, {}).items():
-            for at, index in zip(indices, places.get(seen, {}).get(kind, ()), strict=False):
+            others = places.get(seen, {}).get(kind, ())
+            is_other_word = kind == "" and len(indices) != len(others)
+            for at, index in (product if is_other_word else zip)(indices, others):
                 sources[at].add(index)
     text, last, new_words = list[str](), 0, dict[int, set[int]]()
     for piece, glued, word in _arranged(source.marks, target, sources, 0, len(target)):

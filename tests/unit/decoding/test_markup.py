@@ -89,11 +89,12 @@ def straight(count: int) -> list[tuple[int, int]]:
         ("Hello {name}!", "Hello !", "Hallo !", straight(2), "Hallo {name}!"),
         ("%s files in ${dir}, %(n)d", "files in ,", "Dateien in ,", straight(3), "%s Dateien in ${dir}, %(n)d"),
         ("%1$.2f of {{ a.b }}, %-5ld", "of ,", "von ,", straight(2), "%1$.2f von {{ a.b }}, %-5ld"),
-        ("H<b>2</b>O is", "H2O is", "H2O ist", straight(2), "<b>H2O</b> ist"),
+        ("H<b>2</b>O, 1<b>er</b>", "H2O, 1er", "H2O, 1st", straight(2), "H<b>2</b>O, <b>1st</b>"),
+        ("H<b>2</b>O H2<i>O</i>", "H2O H2O", "H2O H2O", straight(2), "H<b>2</b>O H2<i>O</i>"),
         ("w <b>x</b><i></i>y z", "w xy z", "W XY Z", straight(3), "W <b>XY</b><i></i> Z"),
         ("w <i></i><b>x y</b>", "w x y", "W X Y", straight(3), "W <i></i><b>X Y</b>"),
         ("a (<x/>, b) c", "a (, b) c", "A (, B) C", straight(4), "A (<x/>, B) C"),
-        ("(<b>a</b>/<i>b</i>/c)", "(a/b/c)", "(a/b/c)", straight(1), "(<b>a/b/c</b><i></i>)"),
+        ("(<b>a</b>/<i>b</i>/c)", "(a/b/c)", "(A/B/C)", straight(1), "(<b>A/B/C</b><i></i>)"),
         ("a {x}, b", "a , b", "B", [(2, 0)], "{x} B"),
         ("a {x}, b", "a , b", "A B", [(0, 0), (2, 1)], "A {x} B"),
         ("a {x}, b", "a , b", "A, B", [(0, 0), (1, 0), (2, 1)], "A {x}, B"),
@@ -143,7 +144,7 @@ def test_marks_stand_where_their_words_are(
         ("<x/> a <i>b</i>", "B A", [(1, 0), (0, 1)], ("<x/> <i>B</i> A", [(2, 1), (1, 2)])),
         ('x <a href="y">b c</a>', "B C X", [(1, 0), (2, 1), (0, 2)], ('<a href="y">B C</a> X', [(2, 1), (3, 2), (0, 3)])),
         ("  x<x/>y z", "Z X Y", [(2, 0), (0, 1), (1, 2)], ("Z X<x/>Y", [(1, 0), (0, 1)])),
-        ('H<b class="x">2</b>O it', "It H2O", [(1, 0), (0, 1)], ('It <b class="x">H2O</b>', [(2, 0), (0, 2), (1, 2)])),
+        ('H<b class="x">2</b>O it', "It H2O", [(1, 0), (0, 1)], ('It H<b class="x">2</b>O', [(2, 0), (0, 1), (1, 1), (0, 2), (1, 2)])),
     ],
 )  # fmt: skip
 def test_alignments_are_of_the_words_with_their_marks(

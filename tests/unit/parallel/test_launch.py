@@ -59,7 +59,7 @@ def test_all_start_again_when_one_was_lost(run: Launch, capfd: pytest.CaptureFix
 
 
 def test_errors_results_and_words_of_ranks(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("print(rank, file=sys.stderr)\nsys.exit(2)", 3) == 2
+    assert run("sys.stderr.write(f'{rank} ')\nsys.exit(2)", 3) == 2
     assert sorted(capfd.readouterr().err.split()) == ["0", "1"]
     assert run("if rank == 0: time.sleep(1)") == 0
     assert capfd.readouterr().err == ""
