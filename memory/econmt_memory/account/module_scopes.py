@@ -215,8 +215,7 @@ class ModuleScopes:
             name = self.names[module]
         strided = [each for each in args if isinstance(each, Tensor) and each.layout is torch.strided]
         for each in strided:
-            if not each.requires_grad:
-                self._tracker.use(each)
+            self._tracker.use(each)
         self.inputs[name] = sum(each.nbytes for each in strided)
         self._running.append(module)
         scopes.enter(name)

@@ -152,9 +152,7 @@ class Ledger:
         marked = sum(self.milliseconds.values())
         factor = 1000.0 * seconds / marked if marked else 1.0
         self.milliseconds = {what: factor * spent for what, spent in self.milliseconds.items()}
-        self.timeline = [
-            moment._replace(milliseconds=factor * moment.milliseconds) for moment in self.timeline
-        ]
+        self.timeline = [each._replace(milliseconds=factor * each.milliseconds) for each in self.timeline]
         self.seconds = seconds
 
     def phase(self, phase: str) -> float:

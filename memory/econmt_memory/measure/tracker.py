@@ -148,12 +148,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside.pop()
 
     def _follow(
-        self,
-        func: Any,
-        facts: OperatorFacts,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        read: list[Tensor],
+        self, func: Any, facts: OperatorFacts, args: Any, kwargs: dict[str, Any], read: list[Tensor]
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body = facts.body
