@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -447,11 +448,12 @@ def test_a_prediction_knows_parameters_that_the_program_holds_elsewhere() -> Non
         assert predicted.peak_bytes == pytest.approx(account.peak_bytes, rel=1e-3)
 
 
-def test_batches_of_numpy_are_gone_after_their_step() -> None:
+def test_batches_of_numpy_are_gone_after_their_step_and_wrapped_weights_count_for_their_parts() -> None:
     model, rows = nn.Linear(64, 8), np.ones((512, 64), np.float32)
-
+    model.weight = nn.Parameter(TwoTensor(torch.ones(8, 64), torch.ones(8, 64)))  # type: ignore[no-untyped-call]
     predicted = memory.predict(lambda: model(torch.from_numpy(rows)).sum().backward(), model, device="cpu")
     assert predicted.by_category()["other"] == rows.nbytes
+    assert predicted.by_category()["weights"] == 2 * 4 * 8 * 64 + model.bias.nbytes
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -40,9 +40,7 @@ def perceptron() -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["adam", "closure", "lbfgs", "accumulated"])
-def test_a_watched_step_is_accounted_like_a_tracked_one(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_watched_step_counts_like_a_tracked_one(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     model, inputs = perceptron()
     parameters = list(model.parameters())
     adam, lbfgs = torch.optim.Adam(parameters), torch.optim.LBFGS(parameters, max_iter=2)
@@ -108,9 +106,7 @@ def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytes
     assert (watched.steps, watched.account) == (1, None)
 
 
-def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_memory_is_told_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model, inputs), page = perceptron(), tmp_path / "page.html"
     watched = memory.watch(page)
 
@@ -183,9 +179,7 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
         (["predict", "--model", "no.json"], "no.json: "),
     ],
 )
-def test_a_wrong_command_is_told_in_a_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_is_told(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     run, rest = (run_prediction, words[1:]) if words[0] == "predict" else (run_script, words)
     name = "python -m econmt_memory" + " predict" * (words[0] == "predict")
     with pytest.raises(SystemExit, match="2"):
