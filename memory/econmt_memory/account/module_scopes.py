@@ -63,6 +63,8 @@ class ModuleScopes:
             self._register(model)
         for optimizer in list(self._optimizers):
             self._label_state(optimizer)
+            for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
+                self._label_gradient(parameter)  # of one that belongs to no module, too
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -196,10 +196,8 @@ def _timeline(tracker: MemoryRecord) -> list[Moment]:
     points = []
     for begin, end in pairwise(ends):
         points.append(Moment(1000.0 * begin.seconds, live[begin.changes], begin.phase))
-        points += [
-            Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], begin.phase)
-            for number in range(begin.changes, end.changes)
-        ]
+        numbers = range(begin.changes, end.changes)
+        points += [Moment(1000.0 * tracker.changes[at].seconds, live[at + 1], begin.phase) for at in numbers]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
 
 

@@ -61,9 +61,7 @@ def document(
     moments = []
     for ledger in ledgers:
         points = downsample(ledger.timeline)
-        moments.append(
-            [(round(each.milliseconds, 3), each.bytes, PHASES.index(each.phase)) for each in points]
-        )
+        moments.append([(round(time, 3), size, PHASES.index(phase)) for time, size, phase in points])
     data = {"moments": moments, "phases": PHASES, "left": charts.PLOT_LEFT, "width": charts.PLOT_WIDTH}
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),

@@ -130,6 +130,10 @@ def test_a_tensor_that_is_optimized_counts_as_a_parameter() -> None:
     categories = measured(step, None, optimizer).by_category()
     assert (categories["weights"], categories["gradients"]) == (image.nbytes, image.nbytes)
     assert categories["other"] == 0
+    with memory.track(None, optimizer) as account:
+        image.grad = torch.ones_like(image)  # while the one before is there
+        optimizer.step()
+    assert account.ledger.timeline[0].bytes == 4 * image.nbytes + 4
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam])
