@@ -160,18 +160,21 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     assert (modules[0], len(modules), "<svg" in page.read_text()) == ("Sequential", 8, True)
     for size, count in {"2kB": 2000, "1.5MB": 1_500_000, "2kiB": 2048, "0.5GiB": 1 << 29}.items():
         assert _size(size) == count
-    few = run_python("-m", "econmt_memory", script, "1", check=False)
-    assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; try --step 1\n")
+    for steps, remedy in ((1, "try --step 1"), (0, "each needs modules in training mode and an update")):
+        few = run_python("-m", "econmt_memory", script, str(steps), check=False)
+        assert (few.returncode, few.stderr) == (3, f"{script} ended after {steps} steps; {remedy}\n")
+    assert run_python(*run, "4", env={"RANK": "1"}, check=False).stderr == "", "the first one tells"
     wrong = run_python("-m", "econmt_memory", script, "many", check=False)
-    assert wrong.returncode == 1
-    assert wrong.stderr.splitlines()[-1] == "ValueError: invalid literal for int() with base 10: 'many'"
+    error = "ValueError: invalid literal for int() with base 10: 'many'"
+    assert (wrong.returncode, wrong.stderr.splitlines()[-1]) == (1, error)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["missing.py"], "missing.py: no such file"),
-        (["--step", "0", __file__], "--step 0: the first step is 1"),
+        (["--step", "0", __file__], "memory.watch: step 0 is not a step; the first one is 1"),
+        (["--html", "no/page.html", __file__], "memory.watch: there is no folder for the page no/page.html"),
         (["predict", "--model", "c.json", "--batch", "0"], "--batch 0 --length 512: each must be 1 or more"),
         (["--step", "many", "x.py"], "argument --step: invalid int value: 'many'"),
         (["predict"], "the following arguments are required: --model"),
