@@ -67,11 +67,12 @@ def run_script(words: list[str]) -> None:
     given = parser.parse_args(words)
     if not given.script.is_file():
         parser.error(f"{given.script}: no such file")
-    if given.step < 1:
-        parser.error(f"--step {given.step}: the first step is 1")
+    try:
+        watched = watch(given.html, step=given.step)
+    except ValueError as error:
+        parser.error(str(error))
     sys.argv = [str(given.script), *given.arguments]
     sys.path[0] = str(given.script.resolve().parent)
-    watched = watch(given.html, step=given.step)
     try:
         with watched:
             runpy.run_path(str(given.script), run_name="__main__")
@@ -79,8 +80,9 @@ def run_script(words: list[str]) -> None:
         if watched.account is not None:
             watched.account.show(console=Console(stderr=True, width=None if sys.stderr.isatty() else 80))
             watched.account.to_json(given.json)
-        else:
-            print(f"{given.script} ended after {watched.steps} steps; try --step 1", file=sys.stderr)
+        elif watched.steps < given.step:  # else another rank tells
+            remedy = "try --step 1" if watched.steps else "each needs modules in training mode and an update"
+            print(f"{given.script} ended after {watched.steps} steps; {remedy}", file=sys.stderr)
 
 
 def run_prediction(words: list[str]) -> int:

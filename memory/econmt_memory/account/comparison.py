@@ -56,12 +56,9 @@ class AccountComparison:
 
     def save(self, path: Path | str) -> None:
         """Writes an HTML page with the bytes of the second account, and with both over time in one chart."""
-        title, notes = (
-            "Memory of two training steps",
-            [f"The peak of the reference is {self.before.peak:,} bytes."],
-        )
+        notes = [f"The peak of the reference is {self.before.peak:,} bytes."]
         tables = {"ledger": ledger_table(self.after, "module"), "changes": self.table()}
-        text = account_page(self.after, title, tables, notes, self.before)
+        text = account_page(self.after, "Memory of two training steps", tables, notes, self.before)
         Path(path).write_text(text, encoding="utf-8")
 
 

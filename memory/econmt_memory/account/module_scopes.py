@@ -63,6 +63,8 @@ class ModuleScopes:
             self._register(model)
         for optimizer in list(self._optimizers):
             self._label_state(optimizer)
+            for parameter in [each for group in optimizer.param_groups for each in group["params"]]:
+                self._label_gradient(parameter)  # of one that belongs to no module, too
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -215,8 +217,7 @@ class ModuleScopes:
             name = self.names[module]
         strided = [each for each in args if isinstance(each, Tensor) and each.layout is torch.strided]
         for each in strided:
-            if not each.requires_grad:
-                self._tracker.use(each)
+            self._tracker.use(each)
         self.inputs[name] = sum(each.nbytes for each in strided)
         self._running.append(module)
         scopes.enter(name)

@@ -37,10 +37,8 @@ class PredictingTracker(Tracker):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(
-            hasattr(kind, "__tensor_flatten__") for kind in types
-        ):  # a wrapper, which calls operators of its parts
-            return NotImplemented
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper, which calls operators of its parts
         # All tensors are fake below here, so that the mode that replaces real ones would only take time.
         with torch._C.DisableTorchFunction():
             return super().__torch_dispatch__(func, types, args, kwargs)

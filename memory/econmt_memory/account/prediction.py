@@ -33,7 +33,7 @@ from econmt_memory.estimate.gradients import Accumulation, accumulate_once
 from econmt_memory.estimate.sequences import following_values
 from econmt_memory.estimate.shape_cache import ShapeCache
 from econmt_memory.measure.patches import patched
-from econmt_memory.measure.storages import MemoryRecord
+from econmt_memory.measure.storages import MemoryRecord, plain_tensors
 
 aten = torch.ops.aten
 
@@ -127,7 +127,8 @@ def _predicted(
                     raise ValueError(
                         "memory.predict: sparse parameters cannot be predicted; use memory.track"
                     )
-                tracker.find(parameter)
+                for part in plain_tensors(parameter):
+                    tracker.find(part)
             # DistributedDataParallel copies gradients to buckets, which exist from its beginning to its end.
             modules = [each for one in models for each in one.modules()]
             parallel = [each for each in modules if getattr(each, "gradient_as_bucket_view", None) is False]

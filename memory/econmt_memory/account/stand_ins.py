@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from operator import itemgetter
@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch import eager_transforms, vmap
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.nn.parameter import is_lazy
@@ -27,17 +29,15 @@ from econmt_memory.estimate.sequences import know_values
 from econmt_memory.measure.patches import patched
 from econmt_memory.measure.storages import plain_tensors
 
-_IN_FLOAT32 = frozenset(
-    {
-        *("layer_norm", "group_norm", "norm", "kl_div", "dist", "cdist", "cosine_similarity"),
-        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-        *("binary_cross_entropy_with_logits", "softplus", "logsumexp"),
-        *("exp", "log", "log1p", "log2", "pow", "__pow__", "rsqrt", "reciprocal"),
-    }
-)
+_IN_FLOAT32 = {
+    *("layer_norm", "group_norm", "norm", "kl_div", "dist", "cdist", "cosine_similarity"),
+    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    *("binary_cross_entropy_with_logits", "softplus", "logsumexp"),
+    *("exp", "log", "log1p", "log2", "pow", "__pow__", "rsqrt", "reciprocal"),
+}
 """Functions that autocast computes in float32 on a GPU."""
 
-_TO_FLOAT32 = frozenset(("softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"))
+_TO_FLOAT32 = {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"}
 """Functions whose results autocast makes float32 on a GPU."""
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -54,6 +54,7 @@ class OnCPU(TorchFunctionMode):
         super().__init__()
         self._like_gpu = like_gpu
         self._fakes: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._alike = weakref.WeakKeyDictionary[Any, Any]()  # the fakes of each storage by their forms
 
     def keep_only(self, objects: Iterable[Reached]) -> None:
         """Forgets what stands for tensors that are not among objects with names."""
@@ -100,13 +101,17 @@ class OnCPU(TorchFunctionMode):
         if value.layout is not torch.strided:
             return value
         if id(value) not in self._fakes:
-            with torch.inference_mode(mode=False):  # the program may use the tensor elsewhere
-                fake = self._empty_like(value)
-            if isinstance(value, nn.Parameter):
-                fake = nn.Parameter(fake, value.requires_grad)
-            elif value.requires_grad:  # else nothing is called, which torch.func would refuse
-                fake.requires_grad_()
+            form = value.storage_offset(), value.dtype, value.shape, value.stride()
+            alike = self._alike.setdefault(value.untyped_storage(), weakref.WeakValueDictionary())
+            # The program may use the tensor elsewhere.
+            with torch.inference_mode(mode=False), temporarily_clear_interpreter_stack():
+                same = alike.get(form)  # such as a parameter whose ``detach`` has returned the tensor
+                fake = self._empty_like(value) if same is None else same.detach()
+                if isinstance(value, nn.Parameter):
+                    fake = nn.Parameter(fake, value.requires_grad)
+                fake.requires_grad_(value.requires_grad)
             know_values(fake, value)
+            alike[form] = fake
             key = id(value)
             self._fakes[key] = weakref.ref(value, lambda _: self._fakes.pop(key, None)), fake
             if value.is_leaf and value.grad is not None:
@@ -117,34 +122,32 @@ class OnCPU(TorchFunctionMode):
     def active(self) -> Iterator[None]:
         """Acts on code within the context, on backward passes too, and on autocast and gradient scalers for a GPU.
 
-        PyTorch takes modes off while it calls functions such as ``Tensor.backward``, and for reentrant checkpoints.
+        PyTorch takes modes off while it calls functions such as ``Tensor.backward``, and for reentrant checkpoints;
+        transforms of torch.func wrap tensors before modes see them.
         """
         run, begin = torch.autograd._engine_run_backward, torch.autocast.__init__  # type: ignore[attr-defined]
-        apply: Callable[..., Any] = CheckpointFunction.apply
+
+        def of_fakes(owner: Any, name: str) -> Any:
+            function = getattr(owner, name)
+            return patched(owner, **{name: lambda *args: function(*map(self.replaced, args))})
 
         def followed(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return run(*args, **kwargs)
 
-        def begin_on_cpu(
-            context: torch.autocast,
-            device_type: str,
-            dtype: torch.dtype | None = None,
-            *rest: Any,
-            **more: Any,
-        ) -> None:
+        def begin_on_cpu(context: Any, device_type: str, dtype: Any = None, *rest: Any, **more: Any) -> None:
             if device_type.partition(":")[0] == "cuda":
                 device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
             begin(context, device_type, dtype, *rest, **more)
 
-        def step(
-            _: GradScaler, optimizer: Optimizer, _state: dict[str, Any], *args: Any, **kwargs: Any
-        ) -> Any:
+        def step(_: GradScaler, optimizer: Optimizer, _state: Any, *args: Any, **kwargs: Any) -> Any:
             return optimizer.step(*args, **kwargs)
 
         with (
             patched(torch.autograd, _engine_run_backward=followed),
-            patched(CheckpointFunction, apply=lambda *args: apply(*map(self.replaced, args))),
+            of_fakes(CheckpointFunction, "apply"),
+            of_fakes(vmap, "_add_batch_dim"),
+            of_fakes(eager_transforms, "_wrap_for_grad"),
             patched(torch.autocast, __init__=begin_on_cpu),
             patched(GradScaler, _maybe_opt_step=step),
             self,

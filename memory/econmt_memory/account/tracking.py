@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import eager_transforms, vmap
 from torch.optim import Optimizer
 
 from econmt_memory.account.account import Account
@@ -110,7 +111,7 @@ def nested_hooks(tracker: StepFollower) -> Iterator[None]:
         with patched(self, pack_hook=followed):
             enter(self)
 
-    with patched(hooks, __enter__=enter_followed), _without_hooks_in_transforms():
+    with patched(hooks, __enter__=enter_followed), _without_hooks_in_transforms(), _unrecorded_transforms():
         yield
 
 
@@ -133,3 +134,23 @@ def _without_hooks_in_transforms() -> AbstractContextManager[None]:
                 autograd._push_saved_tensors_default_hooks(*own)
 
     return patched(graph, disable_saved_tensors_hooks=disabled)
+
+
+@contextmanager
+def _unrecorded_transforms() -> Iterator[None]:
+    """Records no operators while a transform of torch.func runs, since records keep what it has wrapped in memory."""
+
+    def recording_after(nest: Callable[..., Any]) -> Callable[..., Any]:
+        def nested(*args: Any) -> Any:
+            level = nest(*args)
+            torch._C._autograd._enable_record_function(torch._C._functorch.peek_interpreter_stack() is None)
+            return level
+
+        return nested
+
+    with ExitStack() as stack:
+        for module, kinds in ((vmap, ["vmap"]), (eager_transforms, ["grad", "jvp"])):
+            names = [f"_{kind}_{way}_nesting" for kind in kinds for way in ("increment", "decrement")]
+            nests = {name: recording_after(getattr(module, name)) for name in names}
+            stack.enter_context(patched(module, **nests))
+        yield

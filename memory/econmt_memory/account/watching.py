@@ -23,12 +23,12 @@ from econmt_memory.report.tables import format_bytes
 class watch:  # noqa: N801 # called like track
     """Tracks the first training steps within the context, and writes a page and, to standard error, a paragraph.
 
-    A step begins with the first forward pass whose gradient is computed, and ends when the optimizer has stepped; of
-    several optimizers, the one that came last. Models and optimizers are found. Written is the account of the step in
-    which the memory is full, or, unless RANK is other than 0, that of the step with number ``step``, the last one.
+    A step begins with the first forward pass in training mode whose gradient is computed, and ends when the optimizer
+    has stepped; of several optimizers, the one that came last. Models and optimizers are found. Written is the account
+    of the step in which the memory is full, or, unless RANK is not 0, of that with number ``step``, the last one.
 
     Args:
-        page: HTML page; None: no page.
+        page: HTML page, in a folder that exists; None: no page.
         step: Number of the step, from 1 on; ValueError is raised for another.
 
     Attributes:
@@ -39,7 +39,9 @@ class watch:  # noqa: N801 # called like track
     def __init__(self, page: Path | str | None = "memory.html", *, step: int = 3) -> None:
         if step < 1:
             raise ValueError(f"memory.watch: step {step} is not a step; the first one is 1")
-        self._page, self._step = page, step
+        self._page, self._step = None if page is None else Path(page).absolute(), step
+        if self._page is not None and not self._page.parent.is_dir():
+            raise ValueError(f"memory.watch: there is no folder for the page {page}")
         self._hooks, self._block = ExitStack(), ExitStack()
         self._updates: dict[Optimizer, int] = {}
         self._running: Account | None = None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.functional import pad
 from torch.utils import _foreach_utils
 
 from econmt_memory.estimate.sequences import CELLS, STAND_INS, lengths_of
@@ -132,9 +133,7 @@ def attention(
     elif backend == "flash":
         scale = width**-0.5 if scale is None else scale
         if width % 8:
-            query, key, value = (
-                torch.nn.functional.pad(each, (0, -width % 8)) for each in (query, key, value)
-            )
+            query, key, value = (pad(each, (0, -width % 8)) for each in (query, key, value))
         results = aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )
@@ -146,7 +145,7 @@ def attention(
         if attn_mask is not None:
             if attn_mask.stride(-1) != 1 or any(step % 8 for step in attn_mask.stride()[:-1]):
                 steps = attn_mask.shape[-1]
-                attn_mask = torch.nn.functional.pad(attn_mask, (0, 8 - steps % 8))[..., :steps]
+                attn_mask = pad(attn_mask, (0, 8 - steps % 8))[..., :steps]
             attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
         results = aten._scaled_dot_product_efficient_attention(
             query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale

@@ -45,16 +45,17 @@ def recorded() -> Iterator[list[Any]]:
         yield found
         return
     activities = {profiler.ProfilerActivity.CPU}
-    config = profiler.ProfilerConfig(
-        profiler.ProfilerState.KINETO,
-        True,  # with the shapes and addresses of tensors
+    # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
+    experimental = profiler._ExperimentalConfig(disable_external_correlation=True)
+    settings = (
+        True,
         True,
         False,
         False,
         False,
-        # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
-        profiler._ExperimentalConfig(disable_external_correlation=True),
-    )
+        experimental,
+    )  # with shapes and addresses of tensors, and with memory
+    config = profiler.ProfilerConfig(profiler.ProfilerState.KINETO, *settings)
     try:
         with _quiet():
             autograd._prepare_profiler(config, activities)

@@ -152,9 +152,7 @@ class Ledger:
         marked = sum(self.milliseconds.values())
         factor = 1000.0 * seconds / marked if marked else 1.0
         self.milliseconds = {what: factor * spent for what, spent in self.milliseconds.items()}
-        self.timeline = [
-            moment._replace(milliseconds=factor * moment.milliseconds) for moment in self.timeline
-        ]
+        self.timeline = [each._replace(milliseconds=factor * each.milliseconds) for each in self.timeline]
         self.seconds = seconds
 
     def phase(self, phase: str) -> float:
@@ -198,10 +196,8 @@ def _timeline(tracker: MemoryRecord) -> list[Moment]:
     points = []
     for begin, end in pairwise(ends):
         points.append(Moment(1000.0 * begin.seconds, live[begin.changes], begin.phase))
-        points += [
-            Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], begin.phase)
-            for number in range(begin.changes, end.changes)
-        ]
+        numbers = range(begin.changes, end.changes)
+        points += [Moment(1000.0 * tracker.changes[at].seconds, live[at + 1], begin.phase) for at in numbers]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], tracker.phase())]
 
 

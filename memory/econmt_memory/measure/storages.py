@@ -100,6 +100,8 @@ UNKNOWN = Storage(0, (), torch.uint8, "", "other")
 
 def plain_tensors(tensor: Any) -> Iterator[Tensor]:
     """Yields the tensors that have the memory of a tensor: itself, or those inside of a wrapper, such as a DTensor."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     if type(tensor) in (Tensor, torch.nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
         yield tensor
     else:

@@ -130,9 +130,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         if facts.is_view:  # creates no memory
             return self.run(func, args, kwargs)
-        read = self._on_device(args)
-        if kwargs:
-            read += self._on_device(kwargs.values())
+        read = self._on_device((*args, *kwargs.values()))
         for tensor in read:
             if tensor.untyped_storage()._cdata not in self._known:
                 self.find(tensor)
@@ -148,12 +146,7 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside.pop()
 
     def _follow(
-        self,
-        func: Any,
-        facts: OperatorFacts,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        read: list[Tensor],
+        self, func: Any, facts: OperatorFacts, args: Any, kwargs: dict[str, Any], read: list[Tensor]
     ) -> Any:
         """Runs an operator that creates or changes tensors, and records them; ``read``: its tensor arguments."""
         body = facts.body

@@ -40,15 +40,10 @@ def maker(tensor: TensorAtPeak) -> str:
 def ledger_table(ledger: Ledger, kind: str = "layer") -> ReportTable:
     """Lists the bytes at the peak by layer, or by what ``kind`` names, and by category."""
     sizes, total = ledger.by_layer(), ledger.entries.total()
-    rows: list[list[Cell]] = [
-        [
-            layer,
-            *(ledger.entries.get((category, layer), 0) for category in CATEGORIES),
-            sizes[layer],
-            format_share(sizes[layer], total),
-        ]
-        for layer in ledger.layers
-    ]
+    rows: list[list[Cell]] = []
+    for layer in ledger.layers:
+        amounts = (ledger.entries.get((category, layer), 0) for category in CATEGORIES)
+        rows.append([layer, *amounts, sizes[layer], format_share(sizes[layer], total)])
     tokens = f"{ledger.tokens} target tokens" if ledger.tokens else ""
     whose = ", ".join(filter(None, [tokens, ledger.rank]))
     return ReportTable(
@@ -76,18 +71,11 @@ def largest_table(ledger: Ledger) -> ReportTable:
     """Lists the largest tensors alive at the peak; equal ones share a row."""
     groups = grouped(ledger.largest)[:LARGEST]
     count = sum(number for _, number in groups)
-    rows: list[list[Cell]] = [
-        [
-            number * tensor.bytes,
-            f"{number} of {format_bytes(tensor.bytes)}" if number > 1 else "1",
-            shape_text(tensor.shape),
-            tensor.dtype,
-            tensor.category,
-            tensor.layer,
-            maker(tensor),
-        ]
-        for tensor, number in groups
-    ]
+    rows: list[list[Cell]] = []
+    for tensor, number in groups:
+        tensors = f"{number} of {format_bytes(tensor.bytes)}" if number > 1 else "1"
+        what = shape_text(tensor.shape), tensor.dtype, tensor.category, tensor.layer, maker(tensor)
+        rows.append([number * tensor.bytes, tensors, *what])
     return ReportTable(
         f"the {count} largest tensors at the peak, equal ones in one row",
         ("size", "tensors", "shape", "dtype", "category", "layer", "made by"),

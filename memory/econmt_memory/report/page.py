@@ -58,13 +58,10 @@ def document(
     title: str, subtitle: str, tiles: Sequence[tuple[str, str, str]], content: str, ledgers: Sequence[Ledger]
 ) -> str:
     """Fills the template; tiles are a figure, what it counts, and details; the cursor shows the ledgers' live bytes."""
-    moments = [
-        [
-            [round(moment.milliseconds, 3), moment.bytes, PHASES.index(moment.phase)]
-            for moment in downsample(ledger.timeline)
-        ]
-        for ledger in ledgers
-    ]
+    moments = []
+    for ledger in ledgers:
+        points = downsample(ledger.timeline)
+        moments.append([(round(time, 3), size, PHASES.index(phase)) for time, size, phase in points])
     data = {"moments": moments, "phases": PHASES, "left": charts.PLOT_LEFT, "width": charts.PLOT_WIDTH}
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),

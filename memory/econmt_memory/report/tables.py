@@ -102,9 +102,8 @@ def fitted(table: Table, width: int = WIDTH) -> RenderableType:
         title += [f"{head} {value}" for head, value in named if value]
         columns = [column for column in columns if column not in shared] or columns[:1]
     # Text, since names in square brackets or between colons would be taken for markup.
-    parts: list[RenderableType] = (
-        [Text(", ".join(filter(None, title)), style="table.title")] if any(title) else []
-    )
+    heading = Text(", ".join(filter(None, title)), style="table.title")
+    parts: list[RenderableType] = [heading] if any(title) else []
     for number, part in enumerate(_divided(columns, len(table.rows), width)):
         below = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
         below.columns, below.rows = part, table.rows

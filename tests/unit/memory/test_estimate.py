@@ -223,9 +223,7 @@ def test_a_step_of_several_batches_adds_to_gradients_unless_told_otherwise(inter
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_an_estimate_for_a_gpu_has_the_precision_of_its_run(
-    allowed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_for_a_gpu_has_its_precision(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact float32 products run step by step, whatever cuDNN may do in other code of the process."""
     asked: list[bool] = []
     known = recurrent_tf32()

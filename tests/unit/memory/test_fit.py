@@ -174,9 +174,7 @@ PERSISTENT = {"multi30k": {256}, "iwslt": {256}, "student": set(), "gnmt": set()
     "name",
     ["multi30k", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("student", "iwslt", "gnmt"))],
 )
-def test_recipes_fit_a_card_of_8_gb_with_kernels_that_fit_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes_fit_8_gb_with_kernels_that_fit_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     partitions: list[tuple[int, bool, Partition]] = []
     divide = division.divide
 

@@ -40,9 +40,7 @@ def perceptron() -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["adam", "closure", "lbfgs", "accumulated"])
-def test_a_watched_step_is_accounted_like_a_tracked_one(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_watched_step_counts_like_a_tracked_one(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     model, inputs = perceptron()
     parameters = list(model.parameters())
     adam, lbfgs = torch.optim.Adam(parameters), torch.optim.LBFGS(parameters, max_iter=2)
@@ -108,9 +106,7 @@ def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytes
     assert (watched.steps, watched.account) == (1, None)
 
 
-def test_a_full_memory_is_told_in_a_paragraph_and_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_memory_is_told_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model, inputs), page = perceptron(), tmp_path / "page.html"
     watched = memory.watch(page)
 
@@ -164,18 +160,21 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     assert (modules[0], len(modules), "<svg" in page.read_text()) == ("Sequential", 8, True)
     for size, count in {"2kB": 2000, "1.5MB": 1_500_000, "2kiB": 2048, "0.5GiB": 1 << 29}.items():
         assert _size(size) == count
-    few = run_python("-m", "econmt_memory", script, "1", check=False)
-    assert (few.returncode, few.stderr) == (3, f"{script} ended after 1 steps; try --step 1\n")
+    for steps, remedy in ((1, "try --step 1"), (0, "each needs modules in training mode and an update")):
+        few = run_python("-m", "econmt_memory", script, str(steps), check=False)
+        assert (few.returncode, few.stderr) == (3, f"{script} ended after {steps} steps; {remedy}\n")
+    assert run_python(*run, "4", env={"RANK": "1"}, check=False).stderr == "", "the first one tells"
     wrong = run_python("-m", "econmt_memory", script, "many", check=False)
-    assert wrong.returncode == 1
-    assert wrong.stderr.splitlines()[-1] == "ValueError: invalid literal for int() with base 10: 'many'"
+    error = "ValueError: invalid literal for int() with base 10: 'many'"
+    assert (wrong.returncode, wrong.stderr.splitlines()[-1]) == (1, error)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["missing.py"], "missing.py: no such file"),
-        (["--step", "0", __file__], "--step 0: the first step is 1"),
+        (["--step", "0", __file__], "memory.watch: step 0 is not a step; the first one is 1"),
+        (["--html", "no/page.html", __file__], "memory.watch: there is no folder for the page no/page.html"),
         (["predict", "--model", "c.json", "--batch", "0"], "--batch 0 --length 512: each must be 1 or more"),
         (["--step", "many", "x.py"], "argument --step: invalid int value: 'many'"),
         (["predict"], "the following arguments are required: --model"),
@@ -183,9 +182,7 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
         (["predict", "--model", "no.json"], "no.json: "),
     ],
 )
-def test_a_wrong_command_is_told_in_a_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_is_told(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     run, rest = (run_prediction, words[1:]) if words[0] == "predict" else (run_script, words)
     name = "python -m econmt_memory" + " predict" * (words[0] == "predict")
     with pytest.raises(SystemExit, match="2"):
