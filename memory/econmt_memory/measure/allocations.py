@@ -47,14 +47,7 @@ def recorded() -> Iterator[list[Any]]:
     activities = {profiler.ProfilerActivity.CPU}
     # Operators are not brought together with kernels of a GPU, which the profiler does not record here.
     experimental = profiler._ExperimentalConfig(disable_external_correlation=True)
-    settings = (
-        True,
-        True,
-        False,
-        False,
-        False,
-        experimental,
-    )  # with shapes and addresses of tensors, and with memory
+    settings = True, True, False, False, False, experimental  # shapes and addresses of tensors, and memory
     config = profiler.ProfilerConfig(profiler.ProfilerState.KINETO, *settings)
     try:
         with _quiet():
