@@ -47,9 +47,16 @@ CODE = "auto_map|quantization_config|.*_implementation"
 def _parser(name: str, text: str) -> argparse.ArgumentParser:
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(name, argparse.SUPPRESS, text, formatter_class=kind, allow_abbrev=False)
-    parser.add_argument("--html", metavar="PAGE", type=Path, help="write a page with charts")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the account, for memory.compare")
+    parser.add_argument("--html", metavar="PAGE", type=_file, help="write a page with charts")
+    parser.add_argument("--json", metavar="FILE", type=_file, help="write the account, for memory.compare")
     return parser
+
+
+def _file(text: str) -> Path:
+    path = Path(text).absolute()  # a script may change its folder
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
 
 
 def _size(text: str) -> int:

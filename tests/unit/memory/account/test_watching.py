@@ -91,8 +91,8 @@ def test_a_step_ends_with_the_last_of_several_optimizers() -> None:
     assert watched.account is not None
     phases = groupby(event.phase for event in watched.account.ledger.timeline)
     assert [phase for phase, _ in phases].count("optimizer") == 2
-    with pytest.raises(ValueError, match="step 0 is not a step; the first one is 1"):
-        memory.watch(None, step=0)
+    with pytest.raises(ValueError, match="there is no folder for the page no/a.html"):
+        memory.watch("no/a.html")
 
 
 def test_of_several_processes_the_first_of_all_machines_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,8 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     [
         (["missing.py"], "missing.py: no such file"),
         (["--step", "0", __file__], "memory.watch: step 0 is not a step; the first one is 1"),
-        (["--html", "no/page.html", __file__], "memory.watch: there is no folder for the page no/page.html"),
+        (["--html", "no/page.html", __file__], "argument --html: there is no folder /"),
+        (["predict", "--model", "c.json", "--json", "no/a.json"], "argument --json: there is no folder /"),
         (["predict", "--model", "c.json", "--batch", "0"], "--batch 0 --length 512: each must be 1 or more"),
         (["--step", "many", "x.py"], "argument --step: invalid int value: 'many'"),
         (["predict"], "the following arguments are required: --model"),
