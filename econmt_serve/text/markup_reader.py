@@ -215,7 +215,7 @@ class _MarkupFinder:
         """Returns the end of the comment or declaration that begins at ``at``; None if there is none."""
         for begin, end in _OTHERS.items():
             if self._text.startswith(begin, at):
-                found = self._find(end, at + len(begin))
+                found = self._find(end, at + 2)  # a comment may be <!-->
                 return None if found < 0 else found + len(end)
         return None
 

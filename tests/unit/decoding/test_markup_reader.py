@@ -59,7 +59,7 @@ PAGES = [
     ("<script>'<script>'</script>x", ["x"], "<script>'<script>'</script>X"),
     ("<code translate=no/>a <b translate=no/>b", ["a b"], "<code translate=no/>A <b translate=no/>B"),
     ('a <img alt="x > y"> b<wbr>c', ["a bc"], 'A <img alt="x > y"> <wbr>BC'),
-    ("a <!-- x --> b <!-- y -->", ["a b"], "A <!-- x --> B <!-- y -->"),
+    ("a <!-- x --> b<!-->, c<!---> d", ["a b, c d"], "A <!-- x --> B<!-->, C<!---> D"),
     ("<a id=x></a>a <i></i>b<u></u>", ["a b"], "<a id=x></a>A <i></i>B<u></u>"),
     ("a &lt; b &amp; c", ["a < b & c"], "A &lt; B &amp; C"),
     ("Yes.<SUP><a href=n>[1]</a></SUP> B<a href=n><sup>2</sup></a> c", ["Yes.", "B c"], "YES.<SUP><a href=n>[1]</a></SUP> B<a href=n><sup>2</sup></a> C"),
