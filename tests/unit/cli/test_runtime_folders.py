@@ -152,11 +152,6 @@ def test_results_are_utf_8_in_any_locale() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "\u0444\n", "")
 
 
-def rewrite(folder: Path, changes: dict[str, Any]) -> None:
-    """Changes values of model.json; see :func:`write_config`."""
-    write_config(folder, {**json.loads((folder / "model.json").read_text()), **changes})
-
-
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Writes model.json with the checksum that belongs to it."""
     rest = {key: value for key, value in config.items() if key != "checksum"}
@@ -309,7 +304,7 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, made: Path) ->
     ],
 )
 def test_messages_name_the_key(made: Path, changes: dict[str, Any], message: str) -> None:
-    rewrite(made, changes)
+    write_config(made, {**json.loads((made / "model.json").read_text()), **changes})
     with pytest.raises(RuntimeInputError) as error:
         econmt_runtime.load(made)
     assert f"model.json: {message}" in str(error.value)
