@@ -251,10 +251,15 @@ def test_what_the_runtime_lacks_is_refused_in_a_line(call: Call, word_model: Pat
 
 
 @pytest.fixture(scope="module")
-def whole(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runtime's folder."""
-    place = tmp_path_factory.mktemp("whole")
-    return export_runtime(random_model(word_model, place / "model", "additive"), place / "runtime")
+def model(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder."""
+    return random_model(word_model, tmp_path_factory.mktemp("model") / "model", "additive")
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path) -> Path:
+    """What is exported of it."""
+    return export_runtime(model, model.parent / "runtime")
 
 
 def rewritten(whole: Path, made: Path, **changed: torch.Tensor | None) -> Path:

@@ -31,7 +31,9 @@ from econmt_runtime.files import read_file
 from econmt_runtime.text import RuntimeWords
 from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_runtime import model as model
 from tests.unit.cli.test_runtime import random_model
+from tests.unit.cli.test_runtime import whole as whole
 
 LIMIT = 1 << 19
 GRU: Any = {"cell": "gru", "directions": [1], "residual": True}
@@ -89,18 +91,6 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
         assert found == []
         assert message.startswith(f"{path}: ")
         assert ended(read_lines(path))[1] is not None
-
-
-@pytest.fixture(scope="module")
-def model(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder."""
-    return random_model(word_model, tmp_path_factory.mktemp("model") / "model", "additive")
-
-
-@pytest.fixture(scope="module")
-def whole(model: Path) -> Path:
-    """What is exported of it."""
-    return export_runtime(model, model.parent / "runtime")
 
 
 @pytest.fixture
@@ -206,9 +196,6 @@ def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
 
 
-FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
-
-
 def damage(path: Path, fault: str) -> None:
     content = path.read_bytes()
     path.unlink()
@@ -222,7 +209,9 @@ def damage(path: Path, fault: str) -> None:
         path.write_bytes(content[: len(content) // 2] if fault == "cut" else b"\xff\xfe" * 40)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    "file", ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
+)
 @pytest.mark.parametrize("fault", ["pipe", "zero", "folder", "null", "absent", "cut", "garbage"])
 def test_broken_files_are_refused_in_a_line(made: Path, file: str, fault: str) -> None:
     path = made / file if file != "LIBRARY" else next((made / "econmt_runtime").glob("_kernels*"))
