@@ -186,8 +186,7 @@ def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
     expected = run(made, env={"PYTHONDONTWRITEBYTECODE": ""}).stdout
     # Python keeps that of a folder's __main__ before the first line of it runs.
     assert [cache.name.partition(".")[0] for cache in made.rglob("*.pyc")] in ([], ["__main__"])
-    compiling = "import compileall, sys; compileall.compile_dir(sys.argv[1], quiet=1)"
-    subprocess.run([sys.executable, "-c", compiling, str(made)], check=True)
+    run_python("-m", "compileall", "-q", made)
     caches = list((made / "econmt_runtime").rglob("*.pyc"))
     assert len(caches) > 10
     for cache in caches:
