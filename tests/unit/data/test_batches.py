@@ -214,9 +214,8 @@ def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Pat
         return batch.source.numel() * batch.target_output.shape[1]
 
     (tmp_path / "oblong").mkdir()
-    oblong = store_of(
-        tmp_path / "oblong", [(30, 2)] * 8 + [(10, 10)] * 8
-    )  # the longer ones make the smaller batch
+    # The longer ones make the smaller batch.
+    oblong = store_of(tmp_path / "oblong", [(30, 2)] * 8 + [(10, 10)] * 8)
     for size, pairs in ((SENTENCES, store), (WORDS, store), (SENTENCES, oblong)):
         stream = iterator(pairs, size)
         assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))
