@@ -35,7 +35,6 @@ SOME_EXTRAS = {
 }
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CHOICES = ("lowest", "tested", "newest", "editable", "no-compiler", "ops")
-NO_COMPILER = {"CC": "/nonexistent/cc"}
 TORCH, TRITON = re.compile(r"^torch==.*", re.MULTILINE), re.compile(r"^triton==.*\n", re.MULTILINE)
 
 
@@ -110,7 +109,7 @@ def run(words: Sequence[object], env: Mapping[str, str], cwd: Path) -> None:
 def try_one(which: Environment, folder: Path) -> None:
     """Makes the environment in a folder and runs the suite; raises CalledProcessError if something fails."""
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "CC")}
-    env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"} | ({} if which.compiler else NO_COMPILER)
+    env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"} | ({} if which.compiler else {"CC": "/nonexistent/cc"})
     # Editable: installed from the checkout itself; else from a copy, so that building leaves nothing behind.
     source = ROOT
     if not which.editable:

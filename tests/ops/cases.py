@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -72,10 +72,6 @@ class Case(NamedTuple):
         ]
 
 
-def weights_of(make: Make, kind: type[Any], shapes: Sequence[tuple[int, ...]]) -> Any:
-    return kind(*(make(*shape, scale=0.6) for shape in shapes))
-
-
 Shapes = Callable[[int, int], tuple[tuple[int, ...], ...]]
 
 
@@ -99,9 +95,8 @@ class Cell(NamedTuple):
 
     def layers(self, make: Make, inputs: int, hidden: int, count: int) -> tuple[Any, ...]:
         """Weights of a stack."""
-        return tuple(
-            weights_of(make, self.weights, self.shapes(hidden if k else inputs, hidden)) for k in range(count)
-        )
+        shapes = [self.shapes(hidden if k else inputs, hidden) for k in range(count)]
+        return tuple(self.weights(*(make(*shape, scale=0.6) for shape in layer)) for layer in shapes)
 
     def tensors(self, make: Make, sizes: Sizes) -> dict[str, Any]:
         widths = [(sizes.H if k else sizes.I, sizes.H) for k in range(sizes.L)]

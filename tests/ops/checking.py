@@ -110,11 +110,6 @@ def distinct_rows(tensors: dict[str, Any], lengths: Tensor | None) -> dict[str, 
     return {**tensors, "inputs": UniqueRows(rows.clone(), places.to(inputs.device))}
 
 
-def written_out(tensors: dict[str, Any]) -> dict[str, Any]:
-    inputs = tensors.get("inputs")
-    return {**tensors, "inputs": inputs.rows[inputs.places]} if isinstance(inputs, UniqueRows) else tensors
-
-
 def check(
     case: Case,
     variation: Variation,
@@ -156,8 +151,10 @@ def check(
     masks = {"masks": masks_of(wanted, sizes, device)} if case.takes("dropout") else {}
 
     def definition(**tensors: Any) -> Any:
-        tensors = {**written_out(tensors), **start}
-        return case.definition(**tensors, **case.options, **plain, **masks, lengths=lengths)
+        inputs = tensors.get("inputs")
+        if isinstance(inputs, UniqueRows):
+            tensors["inputs"] = inputs.rows[inputs.places]
+        return case.definition(**tensors, **start, **case.options, **plain, **masks, lengths=lengths)
 
     expected, expected_gradients = helpers.values_and_gradients(
         definition, helpers.to(torch.float64, rounded)

@@ -13,11 +13,10 @@ from econmt_ops.products.int8 import Int8Product
 from tests.conftest import run_python
 from tests.ops.test_native_layers import definition
 
-LEVELS = ["tensors", 0, 1, 2]
 SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1024, 20)]
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=["tensors", 0, 1, 2])
 def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     """Takes the library with these instructions at most, or none."""
     if request.param == "tensors":

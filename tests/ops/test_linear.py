@@ -14,7 +14,6 @@ from tests.ops.helpers import Make, assert_same_function, each_implementation, s
 pytestmark = each_implementation("linear")
 LAYOUT = pytest.mark.parametrize("layout", ["auto", "row", "column", "transposed", "packed"])
 BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-LEADING = pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 4)], ids=str)
 
 
 def arguments(
@@ -31,7 +30,7 @@ def naive(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @LAYOUT
 @BIAS
-@LEADING
+@pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 4)], ids=str)
 def test_equals_definition(
     layout: str, bias: bool, leading: tuple[int, ...], implementation: str, device: str
 ) -> None:

@@ -15,13 +15,6 @@ from tests.ops.helpers import Make, assert_same_function, each_implementation, t
 
 pytestmark = each_implementation("linear_cross_entropy")
 REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-SIZES = pytest.mark.parametrize(
-    ("rows", "hidden", "vocabulary"),
-    [(1, 1, 1), (5, 7, 11), (17, 8, 3)],
-    ids=["N1-H1-V1", "N5-H7-V11", "N17-H8-V3"],
-)
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +41,14 @@ def some_targets(rows: int, vocabulary: int, device: str, ignored: int | None = 
     return targets.to(device)
 
 
-@SIZES
+@pytest.mark.parametrize(
+    ("rows", "hidden", "vocabulary"),
+    [(1, 1, 1), (5, 7, 11), (17, 8, 3)],
+    ids=["N1-H1-V1", "N5-H7-V11", "N17-H8-V3"],
+)
 @REDUCTION
-@SMOOTHING
-@BIAS
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 def test_equals_torch(
     rows: int,
     hidden: int,

@@ -12,7 +12,6 @@ from tests.ops.cases import Sizes, recurrence
 from tests.ops.helpers import Make, assert_same_function, each_implementation
 
 pytestmark = each_implementation("linear_recurrence")
-REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -25,7 +24,7 @@ def test_accumulates_in_float32(dtype: torch.dtype, implementation: str, device:
     assert float(outputs[0, -1, 0]) == 1.0
 
 
-@REVERSE
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("steps", [63, 64, 65, 130])
 def test_blocks_of_steps(steps: int, reverse: bool, implementation: str, device: str) -> None:
     """As many steps as a block has, and neither more nor fewer; rows that end in the middle of one."""

@@ -13,10 +13,8 @@ from econmt_ops.backends import c as library
 from econmt_ops.dispatch.rule import rule
 from tests.ops.helpers import Make, assert_close, values_and_gradients
 
-SCANS = pytest.mark.parametrize("implementation", ["chunk", "c"] if library.is_built() else ["chunk"])
 
-
-@SCANS
+@pytest.mark.parametrize("implementation", ["chunk", "c"] if library.is_built() else ["chunk"])
 def test_long_sequence(implementation: str, device: str) -> None:
     """A hundred thousand steps in float32 against float64."""
     make = Make(device, torch.float32)

@@ -27,7 +27,6 @@ KINDS: list[dict[str, Any]] = [
     {"name": "adamw", "weight_decay": 0.1},
     {"name": "adam8bit"},
 ]
-SHAPES = [(70, 64), (9,)]
 ROWS = torch.tensor([3, 40, 41])
 
 
@@ -39,7 +38,7 @@ def make(parameters: list[nn.Parameter], keys: dict[str, Any]) -> FusedOptimizer
 
 def run_of(device: str) -> list[nn.Parameter]:
     draw = torch.Generator().manual_seed(5)
-    return [nn.Parameter(torch.randn(shape, generator=draw).to(device)) for shape in SHAPES]
+    return [nn.Parameter(torch.randn(shape, generator=draw).to(device)) for shape in [(70, 64), (9,)]]
 
 
 def give(run: list[nn.Parameter], seed: int, factor: float, *, sparse: bool = False) -> None:

@@ -13,10 +13,8 @@ from econmt_ops import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntr
 from econmt_ops.modules.cells import CellLayers
 from tests.ops.helpers import Make, assert_close
 
-DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
 
-
-@DIRECTIONS
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
 def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
     bidirectional: bool, device: str
 ) -> None:

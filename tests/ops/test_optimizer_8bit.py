@@ -21,8 +21,6 @@ from econmt_ops.optimizers.in_backward import BackwardUpdates
 from econmt_ops.optimizers.stochastic_rounding import _hash_, _hashed, round_into, salt_of
 from tests.ops.test_optimizer import DEVICES, Largest, rows_only
 
-TURNS = [0.0, 1.0 - 2.0**-20, 123456.3]
-
 
 def turned(values: Tensor, turn: float, *, first: bool) -> tuple[Tensor, Tensor]:
     """What values (R, C) become between two steps, and their codes, in blocks of 256 columns at most."""
@@ -34,7 +32,7 @@ def turned(values: Tensor, turn: float, *, first: bool) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize("columns", [1, 256, 600])
-@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("turn", [0.0, 1.0 - 2.0**-20, 123456.3])
 def test_a_value_is_kept_to_an_eighth_of_itself(columns: int, turn: float) -> None:
     """However small beside the largest of its block, and whatever stands in other blocks; signs and zeros stay."""
     draw = torch.Generator().manual_seed(columns)

@@ -185,12 +185,8 @@ def single(module: Any, layer: int, direction: int) -> Any:
     kind: Any = getattr(nn, module.mode)
     extra = {"proj_size": module.proj_size} if module.proj_size else {}
     one = kind(weights["weight_ih_l0"].shape[1], HIDDEN, bias=module.bias, batch_first=True, **extra)
-
-    def run(inputs: Tensor, hx: Any) -> Any:
-        return torch.func.functional_call(one, weights, (inputs, hx))
-
     one.to(module.weight_ih_l0)
-    return run
+    return lambda inputs, hx: torch.func.functional_call(one, weights, (inputs, hx))
 
 
 @pytest.mark.sampled(24)

@@ -150,7 +150,6 @@ def test_functions_are_compared_in_the_turns_of_both() -> None:
     samples = {"a": (4.0, 4.0, 2.0, 2.0, 2.0), "dropped": (6.0, 6.0), "slow": (9.0, 9.0, 5.0, 5.0, 5.0)}
     assert compared(samples) == pytest.approx({"a": 2.0, "dropped": 3.0, "slow": 5.0})
     assert compared({"only": (3.0, 1.0, 2.0)}) == pytest.approx({"only": 2.0})
-    # Before, b ran after c, which made it look slower than a.
 
 
 def test_those_that_remain_are_compared_in_the_turns_that_they_took_alone() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +20,7 @@ from econmt_ops.backends import compiled, steps_for
 from econmt_ops.backends.c.steps import CSteps
 from econmt_ops.backends.eager import EagerSteps
 from econmt_ops.dispatch.traits import names_of
+from tests.conftest import run_python
 from tests.ops.cases import CASES, Sizes
 from tests.ops.checking import VARIATIONS, Variation, check
 from tests.ops.every_op import calls, each_op
@@ -116,8 +115,7 @@ print("torch._dynamo" in sys.modules)
 doubled = torch.compile(lambda x: econmt_ops.lstm(x, layers, implementation="recompute")[0] * 2, backend="eager")
 print(torch.allclose(doubled(inputs), 2 * outputs))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True"]
+    assert run_python("-c", program).stdout.split() == ["False", "True"]
 
 
 @pytest.mark.thorough

@@ -92,11 +92,10 @@ def settings_of(kind: str, name: str) -> list[Implementations]:
     return [REFERENCE._replace(attention=name), everything[0]]
 
 
-NAMES = ["recompute", *(["compiled"] if has_compiler() else [])]
 CASES = [
     pytest.param(kind, setting, marks=pytest.mark.thorough if name == "compiled" else ())
     for kind in KINDS
-    for name in NAMES
+    for name in ["recompute", *(["compiled"] if has_compiler() else [])]
     for setting in settings_of(kind, name)
 ]
 

@@ -18,18 +18,16 @@ import pytest
 sys.exit(pytest.main(["-p", "tests.extras", "-p", "no:cacheprovider", "-ra", "--import-mode=importlib", sys.argv[1]]))
 """
 
-_FILES = {
-    "test_plain.py": "def test_one(): pass",
-    "test_served.py": "import starlette.applications\ndef test_two(): pass",
-    "tables/conftest.py": "from pyarrow import parquet",
-    "tables/test_tables.py": "def test_three(): pass",
-    "test_typing.py": "import no_such_package\ndef test_four(): pass",
-}
-
 
 @pytest.mark.slow
 def test_modules_and_folders_of_missing_extras_are_skipped(tmp_path: Path) -> None:
-    for name, text in _FILES.items():
+    for name, text in {
+        "test_plain.py": "def test_one(): pass",
+        "test_served.py": "import starlette.applications\ndef test_two(): pass",
+        "tables/conftest.py": "from pyarrow import parquet",
+        "tables/test_tables.py": "def test_three(): pass",
+        "test_typing.py": "import no_such_package\ndef test_four(): pass",
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     run = partial(run_python, "-c", _RUN, tmp_path, cwd=tmp_path, check=False)

@@ -324,10 +324,6 @@ def values(name: str) -> list[str]:
     return [value for each, value in INSTRUCTIONS if each == name]
 
 
-def ignored() -> set[str]:
-    return set((ROOT / ".dockerignore").read_text(encoding="utf-8").split())
-
-
 def test_every_instruction_is_one_and_copies_what_there_is_and_what_is_installed_is_copied() -> None:
     assert {name for name, _ in INSTRUCTIONS} <= KNOWN
     stages = [match[1] for value in values("FROM") if (match := re.search(r" AS (\w+)$", value))]
@@ -350,7 +346,7 @@ def test_every_instruction_is_one_and_copies_what_there_is_and_what_is_installed
         *("econmt_serve", "memory", "ops", "runtime", "recipes"),
     }
     assert all((ROOT / name).exists() for name in needed)
-    assert not needed & ignored()
+    assert not needed & set((ROOT / ".dockerignore").read_text(encoding="utf-8").split())
 
 
 def test_the_command_has_the_options_of_econmt_serve() -> None:

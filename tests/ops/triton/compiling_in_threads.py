@@ -80,12 +80,9 @@ def main() -> None:
         counts["loaded by others"] += threading.get_ident() != caller and not is_other()
         kernel._run = lambda *_: count("launched")
 
-    def compiled(**_: Any) -> None:
-        count("compiled")
-
     CompiledKernel._init_handles = load
     torch.cuda.set_device = lambda _: None
-    knobs.runtime.jit_post_compile_hook = compiled
+    knobs.runtime.jit_post_compile_hook = lambda **_: count("compiled")
     with compiling_only(torch.device("cuda")) as compiler:
         # Backward passes on a GPU have a thread of their own otherwise, where launches would be real.
         assert not torch.autograd.is_multithreading_enabled()

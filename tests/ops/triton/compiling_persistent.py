@@ -30,12 +30,6 @@ SIZES = (
 """Batches and hidden sizes."""
 
 
-def limits_of_card(capability: int, multiprocessors: int) -> DeviceLimits:
-    """The limits of a card."""
-    pair = divmod(capability, 10)
-    return DeviceLimits(multiprocessors, SHARED[pair] << 10, pair, H200.memory)
-
-
 class Walk(NamedTuple):
     """A walk and how it is parted."""
 
@@ -76,7 +70,8 @@ def walk_of(capability: int, name: str) -> Walk | None:
     multiprocessors, sizes, *options = name.split()
     batch, hidden = map(int, sizes.split("x"))
     back, ring, directions = "back" in options, "float16" in options, 2 if "both" in options else 1
-    limits = limits_of_card(capability, int(multiprocessors))
+    pair = divmod(capability, 10)
+    limits = DeviceLimits(int(multiprocessors), SHARED[pair] << 10, pair, H200.memory)
     products = torch.float16 if ring else torch.bfloat16
     found = divide(batch, hidden, products, limits, back=back, directions=directions)
     if found is None:

@@ -10,8 +10,6 @@ from econmt_ops.optimizers.eight_bit import EightBitOptimizer
 from econmt_ops.optimizers.loss_scale import LossScale
 from tests.ops.triton.kernel_device import DEVICE
 
-SHAPES = [(14, 300), (17, 256), (5, 1000), (3, 50, 40), (130, 33)]
-
 
 def steps(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], name: str, decay: float, *, kernel: bool
@@ -36,7 +34,7 @@ def steps(
         return parameter.detach(), ours.state[parameter]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [(14, 300), (17, 256), (5, 1000), (3, 50, 40), (130, 33)], ids=str)
 @pytest.mark.parametrize(("name", "decay"), [("adam8bit", 0.0), ("adam8bit", 0.1), ("adamw8bit", 0.1)])
 @pytest.mark.sampled(5)
 def test_steps_are_those_of_the_definition(

@@ -25,7 +25,6 @@ linear_cross_entropy = functools.partial(econmt_ops.linear_cross_entropy, implem
 # A CPU's float32 product sums thousands of terms one after the other.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
 
 
 def arguments(
@@ -85,7 +84,7 @@ def assert_same(
     ids=lambda size: str(size),
 )
 @pytest.mark.parametrize(("reduction", "bias"), [("mean", True), ("sum", False), ("none", True)])
-@SMOOTHING
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_float32(
     rows: int, hidden: int, vocabulary: int, reduction: str, smoothing: float, bias: bool, device: str
 ) -> None:

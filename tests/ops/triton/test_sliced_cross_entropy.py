@@ -17,8 +17,6 @@ from econmt_ops.linear_cross_entropy.row_chunks import losses_of_slice
 from tests.ops.helpers import assert_close
 from tests.ops.triton.test_cross_entropy import TOLERANCE, arguments, by_torch, results
 
-SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
-
 
 class _Told:
     """What ranks told, in order; in the first round nobody knows the others' numbers, in the second all."""
@@ -96,7 +94,7 @@ def _check(
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (4, [3, 4]), (5, [1, 4097, 64])], ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@SMOOTHING
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_slices_add_up(device: str, rows: int, sizes: list[int], smoothing: float, bias: bool) -> None:
     _check(device, rows, sizes, smoothing, bias)
 

@@ -180,11 +180,7 @@ def test_doctor_in_a_folder_that_was_removed(call: Call, monkeypatch: pytest.Mon
 def test_doctor_where_much_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lacking = {"triton", "uvicorn", "py3langid"}
     real = importlib.util.find_spec
-
-    def find(name: str) -> Any:
-        return None if name in lacking else real(name)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else real(name))
     monkeypatch.setattr("econmt_ops.backends.c.is_built", lambda: False)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "file" / "cache"))

@@ -113,12 +113,6 @@ def test_every_row_has_a_scale(steps: torch.Tensor | None) -> None:
     assert whole["w"].tolist() == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
-def some_lines(count: int) -> list[str]:
-    """Lines of one to eighteen random words."""
-    choose = random.Random(1)
-    return [" ".join(choose.choices("abcdefgh", k=choose.randint(1, 18))) for _ in range(count)]
-
-
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("stored", [True, False], ids=["quantized", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -131,7 +125,8 @@ def test_translations_and_scores_are_equal(
         quantize_model(folder, tmp_path / "small")
         folder = tmp_path / "small"
     made = export_runtime(folder, tmp_path / "runtime", None if stored else "int8")
-    lines = some_lines(220)
+    choose = random.Random(1)
+    lines = [" ".join(choose.choices("abcdefgh", k=choose.randint(1, 18))) for _ in range(220)]
     expected = api.load(folder, device="cpu", precision="int8").translate(lines)
     found = econmt_runtime.load(made).translate(lines)
     assert_alike(found, expected, rel=1e-12)

@@ -151,12 +151,10 @@ def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, vari
         assert len({each.score for each in found}) > 3
 
 
-def test_lines_without_words_are_copied_as_in_econmt(word_model: Path, tmp_path: Path) -> None:
-    folder = random_model(word_model, tmp_path / "model", "additive")
+def test_lines_without_words_are_copied_as_in_econmt(model: Path, whole: Path) -> None:
     lines = ["3", " 1,234.56\t\u2013 ", "", "a b", "https://x.org/a", "tom@x.org.", "- " * 100_000, "a 3"]
-    expected = exact(folder).translate(lines, nbest_size=2)
-    said, made = list[str](), export_runtime(folder, tmp_path / "runtime")
-    found = econmt_runtime.load(made, nbest_size=2, warn=said.append).translate(lines)
+    expected, said = exact(model).translate(lines, nbest_size=2), list[str]()
+    found = econmt_runtime.load(whole, nbest_size=2, warn=said.append).translate(lines)
     assert [[entry.text for entry in each.nbest] for each in found] == [
         [entry.text for entry in each.hypotheses] for each in expected
     ]
@@ -215,18 +213,16 @@ def test_lexicons_hold_every_id(word_model: Path, tmp_path: Path, size: int) -> 
     assert {word for each in found for word in each.text.split()} <= {f"W{last}", "<unk>"}
 
 
-def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path) -> None:
-    folder = random_model(word_model, tmp_path / "model", "additive")
-    made = export_runtime(folder, tmp_path / "runtime")
-    environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
+def test_a_folder_runs_alone_and_loads_no_torch(whole: Path, tmp_path: Path) -> None:
     code = (
         f"import runpy, sys; sys.argv = ['runtime', '--score']\n"
-        f"try:\n    runpy.run_path({str(made)!r}, run_name='__main__')\n"
+        f"try:\n    runpy.run_path({str(whole)!r}, run_name='__main__')\n"
         "except SystemExit as end:\n    code = end.code\n"
         "print(code, sorted({'torch', 'econmt', 'econmt_ops', 'pydantic'} & set(sys.modules)), file=sys.stderr)"
     )
-    command, lines = [sys.executable, "-I", "-c", code], "\n".join(LINES)
-    done = subprocess.run(command, input=lines, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    command, lines = [sys.executable, "-I", "-c", code], "\n".join(LINES)  # which no PYTHONPATH reaches
+    place: dict[str, Any] = {"env": econmt_environment(), "cwd": tmp_path}
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, **place)
     assert done.stderr == "0 []\n"
     assert done.stdout.count("\n") == len(LINES)
 
@@ -251,10 +247,15 @@ def test_what_the_runtime_lacks_is_refused_in_a_line(call: Call, word_model: Pat
 
 
 @pytest.fixture(scope="module")
-def whole(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runtime's folder."""
-    place = tmp_path_factory.mktemp("whole")
-    return export_runtime(random_model(word_model, place / "model", "additive"), place / "runtime")
+def model(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder."""
+    return random_model(word_model, tmp_path_factory.mktemp("model") / "model", "additive")
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path) -> Path:
+    """What is exported of it."""
+    return export_runtime(model, model.parent / "runtime")
 
 
 def rewritten(whole: Path, made: Path, **changed: torch.Tensor | None) -> Path:

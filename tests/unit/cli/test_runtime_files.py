@@ -27,7 +27,7 @@ from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import LINES, write_random_lexicon
-from tests.unit.cli.test_runtime_folders import model as model
+from tests.unit.cli.test_runtime import model as model
 from tests.unit.cli.test_runtime_folders import refusal, run
 
 TEXT = ("\n".join(LINES) + "\n").encode()

@@ -31,7 +31,9 @@ from econmt_runtime.files import read_file
 from econmt_runtime.text import RuntimeWords
 from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_runtime import model as model
 from tests.unit.cli.test_runtime import random_model
+from tests.unit.cli.test_runtime import whole as whole
 
 LIMIT = 1 << 19
 GRU: Any = {"cell": "gru", "directions": [1], "residual": True}
@@ -91,18 +93,6 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
         assert ended(read_lines(path))[1] is not None
 
 
-@pytest.fixture(scope="module")
-def model(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder."""
-    return random_model(word_model, tmp_path_factory.mktemp("model") / "model", "additive")
-
-
-@pytest.fixture(scope="module")
-def whole(model: Path) -> Path:
-    """What is exported of it."""
-    return export_runtime(model, model.parent / "runtime")
-
-
 @pytest.fixture
 def made(whole: Path, tmp_path: Path) -> Path:
     """A copy of that, which a test may break."""
@@ -152,11 +142,6 @@ def test_results_are_utf_8_in_any_locale() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "\u0444\n", "")
 
 
-def rewrite(folder: Path, changes: dict[str, Any]) -> None:
-    """Changes values of model.json; see :func:`write_config`."""
-    write_config(folder, {**json.loads((folder / "model.json").read_text()), **changes})
-
-
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Writes model.json with the checksum that belongs to it."""
     rest = {key: value for key, value in config.items() if key != "checksum"}
@@ -201,17 +186,13 @@ def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
     expected = run(made, env={"PYTHONDONTWRITEBYTECODE": ""}).stdout
     # Python keeps that of a folder's __main__ before the first line of it runs.
     assert [cache.name.partition(".")[0] for cache in made.rglob("*.pyc")] in ([], ["__main__"])
-    compiling = "import compileall, sys; compileall.compile_dir(sys.argv[1], quiet=1)"
-    subprocess.run([sys.executable, "-c", compiling, str(made)], check=True)
+    run_python("-m", "compileall", "-q", made)
     caches = list((made / "econmt_runtime").rglob("*.pyc"))
     assert len(caches) > 10
     for cache in caches:
         cache.write_bytes(cache.read_bytes()[:20])
     done = run(made)
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
-
-
-FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
 
 
 def damage(path: Path, fault: str) -> None:
@@ -227,7 +208,9 @@ def damage(path: Path, fault: str) -> None:
         path.write_bytes(content[: len(content) // 2] if fault == "cut" else b"\xff\xfe" * 40)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    "file", ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
+)
 @pytest.mark.parametrize("fault", ["pipe", "zero", "folder", "null", "absent", "cut", "garbage"])
 def test_broken_files_are_refused_in_a_line(made: Path, file: str, fault: str) -> None:
     path = made / file if file != "LIBRARY" else next((made / "econmt_runtime").glob("_kernels*"))
@@ -309,7 +292,7 @@ def test_every_value_of_the_configuration_is_checked(whole: Path, made: Path) ->
     ],
 )
 def test_messages_name_the_key(made: Path, changes: dict[str, Any], message: str) -> None:
-    rewrite(made, changes)
+    write_config(made, {**json.loads((made / "model.json").read_text()), **changes})
     with pytest.raises(RuntimeInputError) as error:
         econmt_runtime.load(made)
     assert f"model.json: {message}" in str(error.value)

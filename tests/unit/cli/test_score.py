@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from econmt.cli.evaluate import _comparison_text
 from econmt.evaluation.metrics import Comparison, Significance
 from econmt.evaluation.reranking import read_candidate
+from tests.conftest import run_python
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 
@@ -240,8 +239,7 @@ def test_the_language_chooses_the_tokenizer(call: Call, tmp_path: Path) -> None:
 
 
 def sacrebleu(*arguments: object) -> str:
-    command = [sys.executable, "-m", "sacrebleu", *(str(argument) for argument in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return run_python("-m", "sacrebleu", *map(str, arguments)).stdout
 
 
 def test_figures_and_signatures_are_sacrebleus(call: Call, files: dict[str, Path]) -> None:

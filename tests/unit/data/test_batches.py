@@ -48,11 +48,6 @@ def epoch_of(stream: BatchIterator) -> list[Batch]:
     return [next(stream) for _ in range(stream.batches_per_epoch)]
 
 
-def shares_of(batches: list[Batch], ranks: int) -> list[list[Batch]]:
-    """The batches of each rank."""
-    return [[batch.share(rank, ranks) for batch in batches] for rank in range(ranks)]
-
-
 def real(batch: Batch) -> Batch:
     """The rows that do not stand in."""
     return batch.part(slice(0, int((batch.indices >= 0).sum())))
@@ -121,7 +116,8 @@ def test_every_pair_once_an_epoch_over_all_ranks(
             assert stream.epoch == epoch
             batches = epoch_of(stream)
             assert sorted(pairs_of(batches)) == list(range(len(lengths)))
-            for whole, *parts in zip(batches, *shares_of(batches, ranks), strict=True):
+            for whole in batches:
+                parts = [whole.share(rank, ranks) for rank in range(ranks)]
                 assert whole.indices.tolist() == pairs_of(parts)
                 assert whole.target_tokens == sum(part.target_tokens for part in parts)
                 assert whole.source_tokens == sum(part.source_tokens for part in parts)
@@ -218,9 +214,8 @@ def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore, tmp_path: Pat
         return batch.source.numel() * batch.target_output.shape[1]
 
     (tmp_path / "oblong").mkdir()
-    oblong = store_of(
-        tmp_path / "oblong", [(30, 2)] * 8 + [(10, 10)] * 8
-    )  # the longer ones make the smaller batch
+    # The longer ones make the smaller batch.
+    oblong = store_of(tmp_path / "oblong", [(30, 2)] * 8 + [(10, 10)] * 8)
     for size, pairs in ((SENTENCES, store), (WORDS, store), (SENTENCES, oblong)):
         stream = iterator(pairs, size)
         assert volume(stream.worst_batch()) == max(volume(batch) for batch in epoch_of(stream))

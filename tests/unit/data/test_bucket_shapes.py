@@ -49,10 +49,6 @@ def cost_of(counts: np.ndarray, shapes: list[tuple[int, int]], work: PairFlops) 
     return total
 
 
-def cells_of(counts: np.ndarray) -> list[tuple[int, int]]:
-    return list(itertools.product(range(1, counts.shape[0]), range(1, counts.shape[1])))
-
-
 @settings(max_examples=60)
 @given(histograms(), works, st.integers(1, 4))
 def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: int) -> None:
@@ -64,9 +60,10 @@ def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: i
         assert smaller[1] <= larger[1]
     last = counts.shape[0] - 1, counts.shape[1] - 1
     assert found[-1] == last
+    cells = itertools.product(range(1, counts.shape[0]), range(1, counts.shape[1]))
     chains = (
         chain
-        for chain in itertools.combinations_with_replacement(cells_of(counts), most - 1)
+        for chain in itertools.combinations_with_replacement(cells, most - 1)
         if all(a[1] <= b[1] for a, b in itertools.pairwise(chain))  # sorted by source already
     )
     assert cost_of(counts, found, work) == min(cost_of(counts, [*chain, last], work) for chain in chains)

@@ -171,12 +171,6 @@ def test_errors_while_writing_name_the_place_and_the_remedy(code: int, words: st
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
 
-def test_a_file_is_written_with_its_folder(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a" / "b" / "file", b"content")
-    assert (tmp_path / "a/b/file").read_bytes() == b"content"
-    assert len(list(tmp_path.rglob("*"))) == 3
-
-
 def test_gather_pads_with_zeros(tmp_path: Path) -> None:
     store = write_store(tmp_path, [([5, 6, 7], [8]), ([], [9, 4]), ([3], [])], 100)
     source, source_lengths, target, target_lengths = store.gather(np.array([2, 0, 1]))

@@ -68,10 +68,8 @@ def kept(corpus: Path, make_recipe: Make) -> Kept:
 def test_what_is_left(kept: Kept, filters: dict[str, object], left: list[int]) -> None:
     lines, store = kept(**filters)
     assert lines == left
-    counts, reasons = (
-        store.statistics["train"],
-        ["few_words", "many_words", "ratio", "repeats", "identical", "duplicate"],
-    )
+    counts = store.statistics["train"]
+    reasons = ["few_words", "many_words", "ratio", "repeats", "identical", "duplicate"]
     assert counts["pairs"] + sum(counts.get(name, 0) for name in reasons) == counts["lines"] == 48
 
 

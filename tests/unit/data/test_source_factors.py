@@ -310,7 +310,6 @@ def test_streams_in_another_order_are_refused() -> None:
 
 PAIRS = [([5, 6], [7, 8]), ([5], [7]), ([6, 4, 6], [8, 9, 8, 4]), ([4], []), ([], [9]), ([5, 4], [7, 9])]
 PAIRS += [([6], [9, 8, 5]), ([6, 5], [9, 4])]
-SIZES = 7, 10
 
 
 def naive(iterations: int) -> dict[int, dict[int, float]]:
@@ -332,7 +331,7 @@ def naive(iterations: int) -> dict[int, dict[int, float]]:
 @pytest.mark.parametrize("links", [1, 5, 1 << 22])
 def test_the_most_probable_come_first(links: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lexicon, "_LINKS", links)
-    found = learn_lexicon(PAIRS, SIZES, keep=3, iterations=4)
+    found = learn_lexicon(PAIRS, (7, 10), keep=3, iterations=4)
     assert found.shape == (7, 3)
     assert learn_lexicon([([5], [7, 6])], (6, 8), 2)[5].tolist() == [6, 7], "equal ones by number"
     expected = naive(4)

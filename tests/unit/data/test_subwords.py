@@ -169,11 +169,6 @@ class TestLoadingWhatIsBroken:
         with pytest.raises(InputError, match="no vocabulary files"):
             fingerprint(tmp_path)
 
-    def test_one_of_two(self, tmp_path: Path) -> None:
-        learn(tmp_path, type="bpe", size=70, joint=False)
-        (tmp_path / "subwords.target.model").unlink()
-        self.refused(tmp_path, "no vocabulary")
-
     def test_no_model(self, tmp_path: Path) -> None:
         learn(tmp_path, type="bpe", size=100)
         file, made = tmp_path / "subwords.model", io.BytesIO()

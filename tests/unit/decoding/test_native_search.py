@@ -108,12 +108,9 @@ def test_attention_over_long_sources_has_memory_of_its_own() -> None:
     agree(native_search(IncrementalModel(model), *batch, options), wanted, 1e-4)
 
 
-PRECISIONS = [torch.float32, torch.bfloat16, torch.int8]
-
-
 @pytest.mark.usefixtures("level")
 @pytest.mark.sampled(14)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("given", OPTIONS, ids=str)
 @pytest.mark.parametrize("variant", KNOWN)
 def test_searches_agree_to_the_last_bit(variant: str, given: dict[str, Any], precision: torch.dtype) -> None:

@@ -140,10 +140,7 @@ def test_averages_are_summed_in_float64_and_leave_their_inputs() -> None:
     assert tensor.tolist() == [1.0, 1.0]
 
 
-MODES: list[EnsembleMode] = ["linear", "log_linear"]
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["linear", "log_linear"])
 def test_search_finds_the_best_of_the_average(mode: EnsembleMode) -> None:
     class Average(ToyModel):
         """The ensemble worked out by hand, token by token."""

@@ -23,13 +23,10 @@ from econmt.errors import InputError
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, Callable[[bytes], None], Callable[[], None]]]:
+def pipe() -> Iterator[tuple[int, Callable[[bytes], int], Callable[[], None]]]:
     """A read end, and functions that write and close the other end; a reader that waits for ever is let go."""
     reader, writer = os.pipe()
     closed = threading.Event()
-
-    def write(content: bytes) -> None:
-        os.write(writer, content)
 
     def close() -> None:
         if not closed.is_set():
@@ -38,7 +35,7 @@ def pipe() -> Iterator[tuple[int, Callable[[bytes], None], Callable[[], None]]]:
 
     rescue = threading.Timer(20.0, close)
     rescue.start()
-    yield reader, write, close
+    yield reader, lambda content: os.write(writer, content), close
     rescue.cancel()
     rescue.join()
     close()

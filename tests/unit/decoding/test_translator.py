@@ -113,13 +113,6 @@ def test_order_is_kept_whatever_the_batches(chunk_size: int, batch_size: int) ->
     assert [translation.source_tokens for translation in found] == [list(line.strip()) for line in LINES]
 
 
-def test_blank_lines_do_not_reach_the_model() -> None:
-    model = Copying()
-    for found in translator(model).translate(["", " ", "\u00a0\u2003", "\t "]):
-        assert (found.text, found.score, found.log_probability, found.hypotheses) == ("", 0.0, 0.0, [])
-    assert model.batches == []
-
-
 def test_a_line_of_which_the_vocabulary_leaves_nothing_is_blank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Letters, "encode", lambda *_: [])
     done: list[int] = []

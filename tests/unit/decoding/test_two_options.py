@@ -34,7 +34,6 @@ REPEATED: list[tuple[Phrase, ...]] = [
     (Phrase((4,), False),) * 3,
     (Phrase((4, 5), False), Phrase((5, 4), False)),
 ]
-PREFIXES: list[tuple[int, ...]] = [(), (4,), (UNK, 4), (5, 5)]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"length_penalty_alpha": 0.0, "unk_penalty": 0.7},
@@ -62,7 +61,7 @@ def contains_avoided(ids: Sequence[int], lists: Sequence[list[str]]) -> bool:
 
 def combinations(choices: Sequence[tuple[Phrase, ...]] = PHRASES) -> Iterator[WantedCase]:
     """Yields phrases, prefixes and avoided phrases that do not contradict each other."""
-    for phrases, prefix, lists in product(choices, PREFIXES, [*AVOIDED, []]):
+    for phrases, prefix, lists in product(choices, [(), (4,), (UNK, 4), (5, 5)], [*AVOIDED, []]):
         needed = len(prefix) + sum(len(phrase.ids) for phrase in phrases)
         written = (prefix, *(phrase.ids for phrase in phrases))
         contradict = any(contains_avoided(ids, lists) for ids in written)

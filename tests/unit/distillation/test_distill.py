@@ -47,11 +47,6 @@ def words(program: str, *more: object) -> list[object]:
     return ["distill", "--command", program, *texts, "--shard-lines", 16, *more]
 
 
-def lists_in(output: Path) -> list[list[str]]:
-    """The translations of each line of the first shard."""
-    return [json.loads(line) for line in (output / "translations/00000.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.usefixtures("quick")
 def test_a_program_teaches_and_the_same_command_goes_on(
     folder: Path, program: Callable[..., str], call: Call, monkeypatch: pytest.MonkeyPatch
@@ -131,7 +126,7 @@ def test_a_model_folder_teaches_by_the_references(
     (folder / "train.src").write_text("".join(f"{line}\n" for line in sources))
     command = ["distill", word_model, "-s", "train.src", "-r", "small.yaml", "-o", "out"]
     done = call(*command, "-t", "train.trg", "--nbest-size", 2).succeeded()
-    lists = lists_in(folder / "out")
+    lists = [json.loads(line) for line in (folder / "out/translations/00000.jsonl").read_text().splitlines()]
     assert len(lists) == 40
     assert max(map(len, lists)) == 2
     texts = (folder / "out/text/train.trg").read_text().splitlines()

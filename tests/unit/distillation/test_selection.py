@@ -160,10 +160,8 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)
-    command, streams = (
-        [sys.executable, tmp_path / "killed.py"],
-        {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL},
-    )
+    command = [sys.executable, tmp_path / "killed.py"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=econmt_environment(), **streams) as process:
         children = process.stdout.readline().split()
     assert len(children) == 2

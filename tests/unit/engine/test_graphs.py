@@ -33,7 +33,9 @@ from econmt_ops.optimizers.fused import FusedOptimizer
 from tests.conftest import fails_with
 from tests.unit.engine.fake_cuda import use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
-from tests.unit.training.tiny import MakeRun, Run, write_text
+from tests.unit.training.conftest import make_run as make_run
+from tests.unit.training.conftest import text as text
+from tests.unit.training.tiny import MakeRun
 
 VOCABULARY = 80
 MODEL = (
@@ -179,13 +181,6 @@ GPU = (
     "training.precision=float32",
     *(f"ops.{op}=triton" for op in ("encoder", "decoder", "attention", "output")),
 )
-
-
-@pytest.fixture
-def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
-    text, home = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("runs")
-    write_text(text, {"train": 30, "valid": 6, "test": 4})
-    return lambda *overrides, name="run": Run(text, home / name, overrides)
 
 
 @pytest.mark.cuda
@@ -546,12 +541,8 @@ def test_shapes_are_run_once_more_if_a_kernel_could_not_be_compiled(
 ) -> None:
     _, step, graphed = twin(note=pytest.fail)
     (one, other), runs = bags(2), count_warm_ups(monkeypatch)
-
-    def compiling_only(_: torch.device) -> nullcontext[SimpleNamespace]:
-        return nullcontext(SimpleNamespace(failed=failed))
-
     monkeypatch.setattr(graphs.kernels, "runs_on", lambda _: True)
-    module = SimpleNamespace(compiling_only=compiling_only)
+    module = SimpleNamespace(compiling_only=lambda _: nullcontext(SimpleNamespace(failed=failed)))
     monkeypatch.setattr(graphs, "importlib", SimpleNamespace(import_module=lambda _: module))
     graphed.warm_up((each, step.implementations) for each in (one, other))
     for each in (one, other):

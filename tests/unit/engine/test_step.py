@@ -28,7 +28,6 @@ from tests.unit.training.tiny import watch_losses
 
 VOCABULARY = 80
 CLIPPED = "training.gradient_clipping={type: norm, threshold: 0.01}"
-SHAPES = (Shape(3, 4, 5), Shape(2, 2, 3), Shape(1, 1, 1))
 
 
 def make_task(*overrides: str) -> TranslationTask:
@@ -43,7 +42,7 @@ def make_step(task: TranslationTask, precision: Precision | None = None) -> Trai
 
 def some_batches(task: TranslationTask) -> list[Batch]:
     torch.manual_seed(6)
-    return [task.example(shape) for shape in SHAPES]
+    return [task.example(shape) for shape in (Shape(3, 4, 5), Shape(2, 2, 3), Shape(1, 1, 1))]
 
 
 def test_gradients_that_are_kept_stay_where_they_are_and_are_the_same() -> None:

@@ -18,12 +18,11 @@ from econmt.tasks.translation import TranslationTask
 SGD = "training.optimizer={name: sgd, learning_rate: 0.1}"
 ADAM = "training.optimizer={name: adam, learning_rate: 0.1}"
 SIDES = ("model.encoder={layers: 1, size: 8}", "model.decoder={layers: 1, size: 8}")
-SMALL = ("model.embedding=6", *SIDES, "model.attention.size=5")
 
 
 def tiny_recipe(*overrides: str) -> Recipe:
     """A recipe of a tiny model."""
-    return load_recipe("quickstart", [*SMALL, *overrides])
+    return load_recipe("quickstart", ["model.embedding=6", *SIDES, "model.attention.size=5", *overrides])
 
 
 @dataclass(frozen=True)

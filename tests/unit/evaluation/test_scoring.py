@@ -87,16 +87,6 @@ def test_the_vocabulary_is_taken_a_slice_of_rows_at_a_time() -> None:
     assert found[1].log_probability == pytest.approx(model.log_probability(1, [5]), abs=1e-5)
 
 
-def test_blank_sources_do_not_reach_the_model() -> None:
-    model = Bigram(1)
-    empty, impossible = scorer(model).score([("", ""), ("  ", "a")])
-    assert empty.log_probability == 0.0
-    assert empty.perplexity == 1.0
-    assert impossible.log_probability == -math.inf
-    assert impossible.perplexity == math.inf
-    assert model.shapes == []
-
-
 def test_an_ensemble_averages_token_by_token() -> None:
     models = Bigram(1), Bigram(2)
     alone = [next(iter(scorer(model).score([("a", "b c")]))).token_log_probabilities for model in models]

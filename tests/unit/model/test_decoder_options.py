@@ -16,7 +16,6 @@ from tests.ops.definitions import recurrent
 from tests.unit.model import test_translation
 
 CELLS = ("lstm", "gru", "lnlstm", "lnglstm")
-COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
 TOGETHER: dict[str, Any] = {
     "attention__coverage": {"type": "gru", "num_hidden": 2},
     "attention__layer_norm": True,
@@ -32,7 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "attention__coverage": {"type": kind, "num_hidden": 1 if kind in ("count", "fertility") else 3},
             "attention__layer_norm": kind in ("count", "gru"),
         }
-        for kind in COVERAGES
+        for kind in ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")
     },
     "gating": {"decoder__context_gating": True},
     "gating-dot": {"decoder__context_gating": True, "attention__type": "dot"},

@@ -191,7 +191,7 @@ def test_log_softmax_where_the_logits_were(dtype: torch.dtype, size: int) -> Non
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-ENCODERS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "options",
     [
         {},
@@ -205,9 +205,6 @@ ENCODERS = pytest.mark.parametrize(
     ],
     ids=["bottom", "reverse", "all", "rank", "dot", "gru", "lnlstm", "lnglstm"],
 )
-
-
-@ENCODERS
 def test_it_gives_what_the_model_gives(options: dict[str, object]) -> None:
     model = make_model(make_config(**options)).float()
     source, lengths, _, _ = make_batch()

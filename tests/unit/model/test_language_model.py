@@ -93,13 +93,12 @@ def test_tied_tables_of_another_width_have_a_linear_layer_between() -> None:
     assert {*model.parameter_layers().values()} == {"embedding", "decoder", "output"}
 
 
-OTHERS = [name for name in CELLS if name != "lstm"]
 NAIVE = {"qrnn2": "qrnn-2", "lnglstm": "lnlstm-per-gate"}
 """Names in the tests of the operations where they differ."""
 
 
 @pytest.mark.parametrize("name", ["auto", "reference", "recompute"])
-@pytest.mark.parametrize("cell", OTHERS)
+@pytest.mark.parametrize("cell", [name for name in CELLS if name != "lstm"])
 def test_windows_with_carried_states_are_naive_steps(cell: str, name: str) -> None:
     model = make(cell=cell, size=[6, 7])
     case = DEFINED[NAIVE.get(cell, cell)]

@@ -69,13 +69,10 @@ def one(tmp_path_factory: pytest.TempPathFactory, text: Path, group: Group) -> P
     return train(group, 1, path, text, *LONG)
 
 
-RANKS = [
-    pytest.param(2, marks=pytest.mark.slow),
-    *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4)),
-]
-
-
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(2, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4))],
+)
 def test_ranks_train_the_model_of_one(
     group: Group, ranks: int, one: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -34,11 +35,6 @@ class Room:
             return [self.brought[call][each] for each in range(self.size)]
 
 
-class Work:
-    def __init__(self, done: Callable[[], Any]) -> None:
-        self.wait = done
-
-
 class Threads(Group):
     """A rank's group; what it starts is done when it is waited for, after the tensor has been read at once."""
 
@@ -52,7 +48,7 @@ class Threads(Group):
         with room.condition:
             room.brought.setdefault(call, {})[self._rank] = tensor.clone()
             room.condition.notify_all()
-        return Work(lambda: then(room.meet(call, self._rank, tensor)))
+        return SimpleNamespace(wait=lambda: then(room.meet(call, self._rank, tensor)))
 
     def all_reduce(self, tensor: Tensor) -> Any:
         return self._started(tensor, lambda all_: tensor.copy_(torch.stack(all_).sum(0)))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from econmt.checkpoint.folder import ModelFolder
-from tests.conftest import PATIENCE, econmt_environment
+from tests.conftest import PATIENCE, econmt_environment, run_python
 from tests.unit.parallel.processes_of_run import (
     MARK,
     connections_to,
@@ -142,10 +142,9 @@ def test_a_rank_ends_with_its_launcher_on_any_system(platform: str) -> None:
 
 
 def test_a_rank_that_starts_after_its_launcher_has_ended_ends(tmp_path: Path) -> None:
-    environment = econmt_environment({"TORCHELASTIC_RUN_ID": "run", "ECONMT_LAUNCHER": "1"})
-    command = [sys.executable, "-c", RANK, "linux"]
-    found = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path, check=False)
-    assert (found.returncode, found.stdout) == (1, b"")
+    launched = {"TORCHELASTIC_RUN_ID": "run", "ECONMT_LAUNCHER": "1"}
+    found = run_python("-c", RANK, "linux", env=launched, cwd=tmp_path, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
 
 
 @pytest.mark.slow

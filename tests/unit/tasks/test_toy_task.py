@@ -78,10 +78,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     # A recipe knows only the tasks that there are: this one takes the place of one of them.
     monkeypatch.setitem(registry.TASKS, "translation", LettersTask.of)
 
-    def make(*overrides: str, name: str = "run") -> Run:
-        return Run(text, tmp_path / name, overrides)
-
-    return make
+    return lambda *overrides, name="run": Run(text, tmp_path / name, overrides)
 
 
 def test_the_trainer_learns_it(make_run: MakeRun) -> None:

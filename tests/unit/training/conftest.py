@@ -26,10 +26,7 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def make_run(text: Path, tmp_path: Path) -> Callable[..., Run]:
-    def make(*overrides: str, name: str = "run") -> Run:
-        return Run(text, tmp_path / name, overrides)
-
-    return make
+    return lambda *overrides, name="run": Run(text, tmp_path / name, overrides)
 
 
 @pytest.fixture

@@ -358,19 +358,6 @@ def test_no_more_shapes_are_prepared_than_updates_follow(make_run: MakeRun, upda
     assert shapes == [(shape.source, shape.target) for shape in frequent[:count]]
 
 
-CHANGES: list[str | tuple[str, object]] = [
-    "data.noise.typos=0.5",
-    "data.mixing.weights=[[1]]",
-    "data.subwords={type: bpe, dropout: 0.1}",
-    "training.fixed_param_names=[output.bias]",
-    "training.batch.size=5",
-    "training.max_buckets=2",
-    ("precision", NAMED["bfloat16"]),
-    ("device", torch.device("meta")),
-    ("communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
-]
-
-
 def test_a_plan_holds_for_the_same_text_shapes_state_precision_and_ranks_only(
     make_run: MakeRun, planned: Planned
 ) -> None:
@@ -378,7 +365,17 @@ def test_a_plan_holds_for_the_same_text_shapes_state_precision_and_ranks_only(
     budget = planned(2, derived).trainer().budget
     before = budget._made_for("text")
     assert budget._made_for("other text") != before
-    for change in CHANGES:
+    for change in (
+        "data.noise.typos=0.5",
+        "data.mixing.weights=[[1]]",
+        "data.subwords={type: bpe, dropout: 0.1}",
+        "training.fixed_param_names=[output.bias]",
+        "training.batch.size=5",
+        "training.max_buckets=2",
+        ("precision", NAMED["bfloat16"]),
+        ("device", torch.device("meta")),
+        ("communicator", SimulatedRank(Rank(0, 2), ParallelSection())),
+    ):
         changed = copy.copy(budget)
         if isinstance(change, str):
             changed.recipe = make_run(BUDGET, derived, change).recipe

@@ -286,9 +286,8 @@ def test_what_an_interrupted_removal_left_gives_way(copy: Run) -> None:
     state = checkpoints.load_state(copy.folder, Commit(8, True))
     old = shutil.copytree(copy.folder.state(Commit(6, True)), copy.folder.state(Commit(2, True)))
     left = shutil.copytree(old, old.with_name(f"{old.name}.tmp"))
-    shutil.copytree(
-        old, copy.folder.state(Commit(7, False))
-    )  # of an interruption, which the last one follows
+    # Of an interruption, which the last one follows.
+    shutil.copytree(old, copy.folder.state(Commit(7, False)))
     aside = copy.folder.state(Commit(8, True)).with_name("00008.damaged")
     aside.mkdir()
     recovery.finish_commit(copy.folder, state, 8, False)

@@ -12,7 +12,7 @@ from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.main import main
 from econmt.errors import InputError
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.run import run_recipe
+from tests.unit.training.test_run import go
 from tests.unit.training.tiny import MakeRun, Run, snapshot, write_recipe
 
 SHORT = "training.max_updates=2"
@@ -24,10 +24,6 @@ def contents(folder: Path) -> dict[str, bytes | None]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
     }
-
-
-def go(run: Run, *, overwrite_output: bool = False) -> None:
-    run_recipe(run.recipe, [run.text], console=run.console, overwrite_output=overwrite_output)
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
