@@ -129,7 +129,8 @@ def _model_of(path: Path) -> Any:
     """Builds a model on the meta device. Nothing is downloaded, and code that a configuration names is not run."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     transformers = import_module("transformers")
-    values = json.loads(path.read_text(encoding="utf-8"), object_hook=_without_code)
+    text, is_code = path.read_text(encoding="utf-8"), re.compile(CODE).fullmatch
+    values = json.loads(text, object_hook=lambda each: {key: each[key] for key in each if not is_code(key)})
     config = transformers.AutoConfig.for_model(**values)
     name = str((values.get("architectures") or [""])[0])
     kind = getattr(transformers, name) if re.search("For|LMHead", name) else None
@@ -137,10 +138,6 @@ def _model_of(path: Path) -> Any:
         raise TypeError("architectures names no model with a loss, such as BertForMaskedLM")
     with torch.device("meta"):
         return kind(config)
-
-
-def _without_code(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if not re.fullmatch(CODE, key)}
 
 
 def _prediction_of(model: Any, given: argparse.Namespace) -> Callable[[int, int], Account]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import active_fake_mode
 from torch.nn.modules.module import _global_forward_pre_hooks, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
@@ -24,8 +25,8 @@ class watch:  # noqa: N801 # called like track
     """Tracks the first training steps within the context, and writes a page and, to standard error, a paragraph.
 
     A step begins with the first forward pass in training mode whose gradient is computed, and ends when the optimizer
-    has stepped; of several optimizers, the one that came last. Models and optimizers are found. Written is the account
-    of the step in which the memory is full, or, unless RANK is not 0, of that with number ``step``, the last one.
+    has stepped; of several optimizers, the last to come. Predictions are no steps. Models and optimizers are found. It
+    writes the account of the step in which the memory is full, or, if RANK is 0 or not set, that of step ``step``.
 
     Args:
         page: HTML page, in a folder that exists; None: no page.
@@ -78,10 +79,13 @@ class watch:  # noqa: N801 # called like track
             self._step = 0
         return self._running is not None
 
+    def _waits(self) -> bool:
+        return self._running is None and self.steps < self._step and active_fake_mode() is None
+
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self.steps >= self._step:  # here, since hooks of the optimizer that runs must stay
             self._hooks.close()
-        elif self._running is None and module.training and torch.is_grad_enabled():
+        elif self._waits() and module.training and torch.is_grad_enabled():
             parameter = next((each for each in module.parameters() if each.requires_grad), None)
             if parameter is not None and self._begin(parameter):
                 # PyTorch calls the block's hook, which is the newest, from the next module on.
@@ -96,13 +100,12 @@ class watch:  # noqa: N801 # called like track
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         has_closure = any(map(callable, (*args[1:], *kwargs.values())))  # which runs the forward pass
-        waits = self._running is None and self.steps < self._step
-        if waits and has_closure and self._begin(optimizer.param_groups[0]["params"][0]):
+        if self._waits() and has_closure and self._begin(optimizer.param_groups[0]["params"][0]):
             return next(reversed(_global_optimizer_pre_hooks.values()))(optimizer, args, kwargs)
         return None
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
-        self._updates[optimizer] += 1
+        self._updates[optimizer] += active_fake_mode() is None
         if self._running is None or optimizer is not next(reversed(self._updates)):
             return
         self.steps = self._updates[optimizer]

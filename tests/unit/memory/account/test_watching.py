@@ -83,10 +83,16 @@ def test_a_watched_step_counts_like_a_tracked_one(kind: str, capsys: pytest.Capt
 def test_a_step_ends_with_the_last_of_several_optimizers() -> None:
     model, inputs = perceptron()
     optimizers = [torch.optim.SGD(model[number].parameters()) for number in (2, 0)]
-    with memory.watch(None, step=2) as watched:
-        for optimizer in optimizers * 2:
+
+    def update() -> None:
+        for optimizer in optimizers:
             model(inputs).sum().backward()
             optimizer.step()
+
+    with memory.watch(None, step=2) as watched:
+        update()
+        memory.predict(update, model, optimizers, device="cpu")
+        update()
     assert watched.steps == 2
     assert watched.account is not None
     phases = groupby(event.phase for event in watched.account.ledger.timeline)
