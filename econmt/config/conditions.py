@@ -169,6 +169,9 @@ RULES: dict[str, Rule] = {
             all_of(one_of("ops.decoder", "auto", "recompute"), _TRANSLATION),
         )
     ),
+    "training.temporal_activation_regularization": Rule(
+        any_of(at_least("training.bptt", 2), is_set("training.bptt_jitter")), refused=True
+    ),
     "training.guided_alignment_weight": Rule(other_than("data.alignment", None)),
     "training.max_buckets": Rule(one_of("training.bucket_width", None)),
     "training.optimizer.betas": Rule(other_than("training.optimizer.name", "sgd", "adagrad", "adafactor")),

@@ -245,13 +245,13 @@ class LanguageModel(nn.Module):
 
     def read_states(self, rows: Tensor, carries: Tensor, layers: slice = ALL) -> State:
         """Returns the states from which layers start a batch; arguments as :meth:`loss`."""
-        states = self._state_buffer(len(rows))[:, layers]
+        states = self._state_buffer(rows)[:, layers]
         return self.unpack_states(states.index_select(2, rows) * carries[:, None].to(states.dtype), layers)
 
     @torch.no_grad()
     def write_states(self, rows: Tensor, state: State, layers: slice = ALL) -> None:
         """Stores the states of layers after a batch, from which their next batch starts."""
-        self._state_buffer(len(rows))[:, layers].index_copy_(2, rows, self._pack_states(state))
+        self._state_buffer(rows)[:, layers].index_copy_(2, rows, self._pack_states(state))
 
     def unpack_states(self, states: Tensor, layers: slice = ALL) -> State:
         """Returns the states of layers, bottom first, from those of a batch as in the buffer, (S, L, B, W)."""
@@ -306,16 +306,18 @@ class LanguageModel(nn.Module):
             return weights
         return weights._replace(hidden=self.weight_dropout(weights.hidden[None], seed)[0])
 
-    def _state_buffer(self, rows: int) -> Tensor:
-        """Returns the buffer of carried states for a batch of ``rows`` rows, enlarged if necessary."""
+    def _state_buffer(self, rows: Tensor) -> Tensor:
+        """Returns the buffer of carried states for rows of these numbers (B,), enlarged if necessary."""
         if self.training:
-            if rows >= self.carried.shape[2]:
-                self.carried = self._zero_states(self.carried, rows)
+            if len(rows) >= self.carried.shape[2]:
+                self.carried = self._zero_states(self.carried, len(rows))
             return self.carried
-        states = self._evaluated
-        if states is None or states.shape[2] <= rows or states.device != self.carried.device:
-            states = self._zero_states(self.carried, rows)
-            self._evaluated = states
+        states, most = self._evaluated, int(rows.max())
+        if states is None or states.device != self.carried.device:
+            states = self._zero_states(self.carried, most)
+        elif states.shape[2] <= most:  # the rows before may be other parts of the same batch
+            states = functional.pad(states, (0, 0, 0, most + 1 - states.shape[2]))
+        self._evaluated = states
         return states
 
     def parameter_layers(self) -> dict[str, str]:

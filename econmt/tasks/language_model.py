@@ -103,15 +103,8 @@ class LanguageModelTask:
         penalties = ActivationPenalties(
             training.activation_regularization, training.temporal_activation_regularization
         )
-        return model.loss(
-            batch.inputs,
-            batch.targets,
-            batch.rows,
-            batch.carries,
-            label_smoothing,
-            implementations,
-            penalties,
-        )
+        texts = batch.inputs, batch.targets, batch.rows, batch.carries
+        return model.loss(*texts, label_smoothing, implementations, penalties)
 
     def figures(self, model: nn.Module, prepared: PreparedData) -> list[Figure]:  # noqa: ARG002  there are none
         """See :meth:`econmt.tasks.protocol.Task.figures`."""

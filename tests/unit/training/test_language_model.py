@@ -92,8 +92,7 @@ def test_where_a_part_of_a_run_ends_does_not_decide_on_averaging(make_run: MakeR
 def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:
     run = make_run("training.max_updates=8", "model.dropout=0.1").trained()
     results = make_results(run.context())
-    rows = metrics(run.folder)
-    best = next(row for row in rows if row["update"] == results.best_update)
+    best = next(row for row in metrics(run.folder) if row["update"] == results.best_update)
     assert results.perplexities["valid"] == pytest.approx(best["valid_perplexity"], rel=1e-6)
     loaded = load_task(run.folder.path)
     assert isinstance(loaded.model, LanguageModel)
@@ -109,8 +108,7 @@ def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> No
 
 
 def test_perplexity_is_per_word_whatever_the_subwords(make_run: MakeRun, text: Path, tmp_path: Path) -> None:
-    prepared = f"data.prepared={tmp_path / 'subwords'}"
-    run = make_run("data.subwords={type: bpe, size: 16}", prepared)
+    run = make_run("data.subwords={type: bpe, size: 16}", f"data.prepared={tmp_path / 'subwords'}")
     trainer = run.trainer()
     prepared_text = run.prepared()
     trainer.model.eval()
@@ -118,10 +116,9 @@ def test_perplexity_is_per_word_whatever_the_subwords(make_run: MakeRun, text: P
     words = sum(len(line.split()) + 1 for line in (text / "valid.txt").read_text().split("\n")[:-1])
     assert found.words == words
     assert prepared_text.valid.total_tokens > words
-    value = perplexity(trainer.step, found)
     (window,) = whole_text(prepared_text.valid, 1, 10_000)
     nats = trainer.task.loss(trainer.model, window, Implementations()).detach()
-    assert value == pytest.approx(math.exp(float(nats) / words), rel=1e-5)
+    assert perplexity(trainer.step, found) == pytest.approx(math.exp(float(nats) / words), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +166,7 @@ def test_steps_in_graphs_carry_the_state_too(make_run: MakeRun, monkeypatch: pyt
 
 
 def test_micro_batches_by_rows_carry_their_own_states(make_run: MakeRun) -> None:
-    trainer = make_run(NO_DROPOUT).trainer()
+    trainer = make_run(NO_DROPOUT, "training.valid_rows=5").trainer()
     step = TrainingStep(trainer.task, trainer.model.train())
     batches = [next(trainer.batches) for _ in range(3)]
     carried = step.carried()
@@ -180,6 +177,10 @@ def test_micro_batches_by_rows_carry_their_own_states(make_run: MakeRun) -> None
     parts = [step.gradient(batch.split(2), step.tokens([batch])).loss for batch in batches]
     torch.testing.assert_close(torch.stack(parts), torch.stack(whole))
     torch.testing.assert_close(step.carried(), after)
+    step.model.eval()
+    plan: Any = SimpleNamespace(find=lambda _: SimpleNamespace(rows=2, implementations=RECOMPUTE))
+    texts = [trainer.task.evaluation(trainer.prepared, "valid") for _ in range(2)]
+    assert perplexity(step, texts[0], plan=plan) == pytest.approx(perplexity(step, texts[1]))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,6 @@ def test_micro_batches_by_rows_carry_their_own_states(make_run: MakeRun) -> None
 )
 def test_the_estimate_of_a_shipped_recipe_agrees_with_the_ledger(name: str) -> None:
     recipe = load_recipe(name, ["model.size=64", "model.embedding=48", "training.precision=float32"])
-    averages = recipe.training.averaging.start != "never"
     task = LanguageModelTask(recipe, 3000)
     step = TrainingStep(task, task.build_model().train())
     shape = Shape(3, 1, 5)
@@ -195,7 +195,7 @@ def test_the_estimate_of_a_shipped_recipe_agrees_with_the_ledger(name: str) -> N
     estimated = estimate_step(task, shape)
     assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
     assert estimated.category("optimizer state") == measured.category("optimizer state")
-    assert averages == (measured.category("optimizer state") > 0)
+    assert (recipe.training.averaging.start != "never") == (measured.category("optimizer state") > 0)
 
 
 @pytest.mark.cuda
