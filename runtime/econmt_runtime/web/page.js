@@ -46,21 +46,33 @@ function divided(text) {
   return found;
 }
 
+// Shows a sentence in its own element: the translation, or the old one, greyed, until it comes.
+function fill(sentence) {
+  const { span, text, result, old } = sentence;
+  span.className = `sentence${result ? "" : " stale"}${sentence === state.shown ? " at" : ""}`;
+  span.textContent = (result ?? old)?.text ?? "";
+  if (text && result) Object.assign(span, { tabIndex: 0, role: "button", title: "Show other translations" });
+}
+
 function show() {
-  target.replaceChildren();
+  const all = document.createDocumentFragment();
   for (const sentence of state.sentences) {
-    const { before, text, after, result, old } = sentence;
-    const span = document.createElement("span");
-    span.className = `sentence${result ? "" : " stale"}${sentence === state.shown ? " at" : ""}`;
-    span.textContent = (result ?? old)?.text ?? "";
-    if (text && result) {
-      const ask = () => alternatives(sentence).catch(fail);
-      Object.assign(span, { tabIndex: 0, role: "button", title: "Show other translations" });
-      span.addEventListener("click", ask);
-      span.addEventListener("keydown", ({ key }) => key === "Enter" && ask());
-    }
-    target.append(before, span, after);
+    const span = (sentence.span = document.createElement("span"));
+    const ask = () => sentence.result && sentence.text && alternatives(sentence).catch(fail);
+    span.addEventListener("click", ask);
+    span.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      ask();
+    });
+    fill(sentence);
+    all.append(sentence.before, span, sentence.after);
   }
+  target.replaceChildren(all);
+  buttons();
+}
+
+function buttons() {
   part("copy").disabled = !state.sentences.some(({ result }) => result?.text);
   part("clear").disabled = !source.value;
 }
@@ -111,8 +123,8 @@ async function translate() {
       const wishes = { ...chosen(), signal: asking.signal };
       const found = await state.model.translate(some.map(({ text }) => text), wishes);
       part("glossary-wrong").textContent = "";
-      some.forEach((sentence, number) => (sentence.result = found[number]));
-      if (state.sentences === sentences) show();
+      some.forEach((sentence, number) => fill(Object.assign(sentence, { result: found[number] })));
+      buttons();
     }
     const cut = sentences.some(({ result }) => result.cut);
     const time = Math.round(performance.now() - begin);

@@ -37,4 +37,20 @@
     const target = document.getElementById("target");
     return [target.innerText, target.lang];
   },
+  // Whether the page takes many lines in a time that grows as they do, and keeps the focus while their translations come.
+  async lines() {
+    const [source, target] = ["source", "target"].map((id) => document.getElementById(id));
+    const milliseconds = [1000, 8000].map((lines) => {
+      source.value = "a b c\n".repeat(lines);
+      const begin = performance.now();
+      source.dispatchEvent(new Event("input"));
+      return performance.now() - begin;
+    });
+    while (!target.querySelector(".sentence:not(.stale)")) await new Promise((resolve) => setTimeout(resolve, 20));
+    const first = target.firstElementChild;
+    first.focus();
+    const shown = target.querySelectorAll(".sentence:not(.stale)").length;
+    while (target.querySelectorAll(".sentence:not(.stale)").length === shown) await new Promise((resolve) => setTimeout(resolve, 20));
+    return [milliseconds[1] < 32 * milliseconds[0], document.activeElement === first];
+  },
 }
