@@ -4,6 +4,7 @@ const PAUSE = 150; // milliseconds after a key before the text is translated
 const GLOSSARY_PAUSE = 600;
 const ALTERNATIVES = 5;
 const CHUNK = 64; // sentences that are translated before they are shown
+const READY = "Ready. The text stays in this browser.";
 const SPACELESS = /^(zh|ja|yue|cmn)(?![a-z])/; // languages without blanks between sentences
 const WIDE_END = /[。｡！？]["”’」』】）〉》]*$/; // of a sentence that needs no blank after it
 const part = (name) => document.getElementById(name);
@@ -116,7 +117,7 @@ async function translate() {
   const begin = performance.now();
   const words = waiting.reduce((sum, { text }) => sum + text.split(/\s+/).length, 0);
   part("stop").hidden = waiting.length <= CHUNK;
-  if (words) status.textContent = "Translating …";
+  status.textContent = words ? "Translating …" : READY;
   try {
     for (let at = 0; !at || at < waiting.length; at += CHUNK) {
       const some = waiting.slice(at, at + CHUNK);
@@ -239,7 +240,6 @@ async function begin() {
   const { load } = await import(engine);
   state.model = await load("./", { files, progress: (bytes, all) => all && (bar.value = bytes / all) });
   bar.hidden = true;
-  status.textContent = "Ready. The text stays in this browser.";
   named(state.model.config);
   later();
   if (!files) await keep();

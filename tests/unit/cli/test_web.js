@@ -51,6 +51,11 @@
     first.focus();
     const shown = target.querySelectorAll(".sentence:not(.stale)").length;
     while (target.querySelectorAll(".sentence:not(.stale)").length === shown) await new Promise((resolve) => setTimeout(resolve, 20));
-    return [milliseconds[1] < 32 * milliseconds[0], document.activeElement === first];
+    const kept = document.activeElement === first;
+    source.value = "";
+    source.dispatchEvent(new Event("input"));
+    for (let turn = 0; turn < 100 && document.getElementById("status").textContent.startsWith("Translating"); turn++)
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    return [milliseconds[1] < 32 * milliseconds[0], kept, document.getElementById("status").textContent];
   },
 }
