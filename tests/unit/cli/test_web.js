@@ -58,4 +58,25 @@
       await new Promise((resolve) => setTimeout(resolve, 20));
     return [milliseconds[1] < 32 * milliseconds[0], kept, document.getElementById("status").textContent];
   },
+  // What is not as expected of calls that must fail.
+  async failures() {
+    const { load } = await import("./econmt.js");
+    const [Own, text] = [Worker, await (await fetch("worker.js")).text()];
+    const error = (promise) => Promise.race([promise.then(() => "no error", ({ message }) => message), new Promise((resolve) => setTimeout(resolve, 5000, "no answer"))]);
+    const after = (first) => {
+      window.Worker = function () {
+        return new Own(URL.createObjectURL(new Blob([first, text])));
+      };
+      return error(load("./")).finally(() => (window.Worker = Own));
+    };
+    const model = await load("./");
+    model.close();
+    const found = [
+      [await error(model.translate(["a"])), "the model has been closed"],
+      [await load("http://[").catch(({ name }) => name), "TypeError"],
+      [await after("fetch = async () => new Response(new ReadableStream({ pull: () => Promise.reject(TypeError()) }));"), "model.json cannot be loaded; check the connection"],
+      [await after(`Object.defineProperty(self, "location", { value: { href: "${location.href}" } }); delete self.WebAssembly;`), "this browser does not run econmt.wasm"],
+    ];
+    return found.filter(([told, expected]) => !told.startsWith(expected));
+  },
 }

@@ -40,8 +40,8 @@ from tests.unit.serving.test_page import browser as browser
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 WEB = ROOT / "runtime/econmt_runtime/web"
 SCRIPTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-TRANSLATE, SUBWORDS, CHANGE, LINES_OF_PAGE = (
-    f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords", "change", "lines")
+TRANSLATE, SUBWORDS, CHANGE, LINES_OF_PAGE, FAILURES = (
+    f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords", "change", "lines", "failures")
 )
 
 
@@ -99,6 +99,7 @@ def test_glossaries_act_as_in_econmt(subword_model: Path, tmp_path: Path, page: 
         assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
         for wrong, told in {"a=b\na\tc": "a has another", "a=𐿾": "cannot write"}.items():
             assert told in page.evaluate(TRANSLATE, [[["a"]], {"glossary": wrong}])[0]
+        assert page.evaluate(FAILURES) == []
 
 
 @in_browser
