@@ -214,6 +214,8 @@ function recallGlossary() {
 }
 
 async function begin() {
+  status.textContent = "Loading the model …";
+  bar.hidden = false;
   recallGlossary();
   glossary.addEventListener("input", (event) => {
     remembered(glossaryName(), glossary.value);

@@ -167,6 +167,8 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
         assert told == "line 2: the character U+D800 is not allowed in text; remove it"
     page.goto(f"{home}?from=elsewhere#top")  # the server is gone
     assert translation() == expected
+    page.goto((folder / "index.html").as_uri())
+    expect(page.locator("#status")).to_contain_text("a web server")
     page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
     page.goto(file.as_uri())
     assert translation() == expected

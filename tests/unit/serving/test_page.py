@@ -46,15 +46,13 @@ def page(browser: sync_api.Browser, client: Client) -> Iterator[sync_api.Page]:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened = context.new_page()
     asked: list[str] = []
-    failed: list[str] = []
     opened.on("request", lambda request: asked.append(request.url))
-    opened.on("pageerror", lambda error: failed.append(str(error)))
     home = f"http://127.0.0.1:{client.port}/"
     opened.goto(home)
     expect(opened.get_by_role("heading", name="src")).to_be_visible()
     yield opened
+    assert opened.page_errors() == []
     context.close()
-    assert failed == []
     assert asked
     assert all(url.startswith(home) for url in asked)
 
