@@ -202,6 +202,9 @@ def test_the_source_is_edited_like_any_text(page: sync_api.Page) -> None:
     expect(page.locator("#source .line")).to_have_text(["a b ce", "f", "", "g", "d"])
     page.keyboard.type("h")
     expect(page.locator("#source .line").nth(3)).to_have_text("gh")
+    page.evaluate("navigator.clipboard.writeText('i\\n'.repeat(4000))")
+    page.keyboard.press("Control+v")
+    expect(page.locator("#source .line")).to_have_text(["a b ce", "f", "", "ghi", *["i"] * 3999, "", "d"])
     page.keyboard.press("Control+a")
     page.keyboard.press("Delete")
     expect(page.locator("#source")).to_have_text("")
@@ -340,15 +343,13 @@ def test_a_language_is_chosen_where_tags_do(browser: sync_api.Browser, folder: P
 
 @pytest.mark.parametrize("width", [400, 1280])
 def test_a_page_of_memory_fits(browser: sync_api.Browser, width: int) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800})
-    opened = context.new_page()
-    opened.set_content(memory_page(make_report(make_profile("reference", 900), make_profile("all", 100))))
-    wider = "parts => parts.filter(part => part.scrollWidth > part.clientWidth).length"
-    assert opened.locator("html, .bars, .bars .line, .compared, svg").evaluate_all(wider) == 0
-    assert width < 1000 or opened.locator(".wide:visible").evaluate_all(wider) == 0
-    before = opened.locator(".compared .before")
-    assert before.bounding_box()["width"] > 0.7 * opened.locator(".compared svg").bounding_box()["width"]  # type: ignore[index]
-    context.close()
+    with browser.new_page(viewport={"width": width, "height": 800}) as opened:
+        opened.set_content(memory_page(make_report(make_profile("reference", 900), make_profile("all", 100))))
+        wider = "parts => parts.filter(part => part.scrollWidth > part.clientWidth).length"
+        assert opened.locator("html, .bars, .bars .line, .compared, svg").evaluate_all(wider) == 0
+        assert width < 1000 or opened.locator(".wide:visible").evaluate_all(wider) == 0
+        before = opened.locator(".compared .before")
+        assert before.bounding_box()["width"] > 0.7 * opened.locator(".compared svg").bounding_box()["width"]  # type: ignore[index]
 
 
 def test_fits_a_phone_in_both_colours(page: sync_api.Page) -> None:
