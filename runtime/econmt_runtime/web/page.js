@@ -136,6 +136,18 @@ async function translate() {
   }
 }
 
+// Copies text; by a field, where a page over plain http has no clipboard.
+async function copy(text) {
+  const told = (done) => (status.textContent = done ? "Copied." : "The browser does not let this page copy.");
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => told(true), () => told(false));
+  const field = Object.assign(document.createElement("textarea"), { value: text });
+  document.body.append(field);
+  field.select();
+  told(document.execCommand("copy"));
+  field.remove();
+  part("copy").focus();
+}
+
 async function alternatives(sentence) {
   state.shown = sentence;
   [...target.children].forEach((span, number) => span.classList.toggle("at", state.sentences[number] === sentence));
@@ -236,7 +248,7 @@ async function begin() {
     state.asking?.abort();
     status.textContent = "Stopped.";
   });
-  part("copy").addEventListener("click", () => navigator.clipboard.writeText(target.textContent).catch(fail));
+  part("copy").addEventListener("click", () => copy(target.textContent));
   const files = ownFiles();
   const engine = files ? URL.createObjectURL(files["econmt.js"]) : "./econmt.js";
   const { load } = await import(engine);
