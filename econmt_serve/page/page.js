@@ -210,10 +210,21 @@ function pointAt(sentence, number) {
 }
 
 async function copied(text, button) {
-  await navigator.clipboard.writeText(text);
-  const before = button.textContent;
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = before), 1500);
+  button.textContent = await copy(text).then(() => "Copied", () => "Not copied");
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+}
+
+// Copies text; by a field, where a page over plain http has no clipboard.
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const focused = document.activeElement;
+  const field = Object.assign(document.createElement("textarea"), { value: text, className: "unseen" });
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  focused.focus();
+  if (!done) throw new Error("not copied");
 }
 
 // Text of a file in UTF-8, or in UTF-16 with a byte order mark.
