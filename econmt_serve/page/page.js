@@ -27,8 +27,9 @@ function bytes(number) {
 function fail(error) {
   if (error.name === "AbortError") return;
   if (!(error instanceof Failed)) throw error;
-  tell(error.message, error.field);
-  if (error.seconds) state.again = setTimeout(() => translate().catch(fail), 1000 * error.seconds);
+  tell(error.message + (error.seconds ? ` It is tried again in ${error.seconds} s.` : ""), error.field);
+  const again = state.settings ? translate : start;
+  if (error.seconds) state.again = setTimeout(() => again().catch(fail), 1000 * error.seconds);
 }
 
 // Shows a message below the field that it is about, in place of all others; an empty one hides them.
@@ -58,6 +59,7 @@ function settle() {
 function later() {
   count();
   arrange();
+  if (!state.settings) return; // the start does the rest
   clearTimeout(state.timer);
   clearTimeout(state.again);
   state.timer = setTimeout(() => translate().catch(fail), PAUSE);
@@ -341,9 +343,7 @@ function listen() {
   });
 }
 
-async function begin() {
-  listen();
-  part("source").focus();
+async function start() {
   const [settings, known] = await Promise.all([get("frontend/settings"), get("languages")]);
   const { source } = settings.language; // "auto": any language, so that only the target is chosen
   const names = new Map([...known, source].map((each) => [each.code, each.name]));
@@ -367,4 +367,6 @@ function named() {
   target.lang = languages().target;
 }
 
-begin().catch(fail);
+listen();
+part("source").focus();
+start().catch(fail);

@@ -292,6 +292,13 @@ def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) ->
         page.locator("#file").set_input_files({"name": name, "mimeType": "", "buffer": content})
         expect(alert).to_contain_text(told)
     expect(page.locator("#source .line")).to_have_text(["a b"])
+    busy = {"Retry-After": "1"}
+    page.route(re.compile("_file|languages"), lambda it: it.fulfill(status=503, headers=busy), times=2)
+    page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": document()})
+    expect(alert).to_have_text("The server is busy.")
+    page.reload()
+    expect(alert).to_have_text("The server is busy. It is tried again in 1 s.")
+    expect(page.get_by_role("heading", name="src")).to_be_visible()
 
 
 def test_requests_are_tried_in_the_documentation(page: sync_api.Page, model: TrainedModel) -> None:
