@@ -1,5 +1,7 @@
 // The source text, editable, with an element for each line, so that a line can be as tall as its translation.
 
+const UNDONE = 200; // lines of a paste that can be undone; for twice as many a browser takes four times as long
+
 // The lines in a node; browsers also make bare text and line breaks.
 function linesIn(node) {
   const lines = [""];
@@ -22,12 +24,12 @@ function linesIn(node) {
   return lines;
 }
 
+const isText = (node) => node.nodeType === Node.TEXT_NODE && !node.data.includes("\n");
 const isLine = (node) =>
   node.nodeName === "DIV" &&
   node.className === "line" &&
-  (node.childNodes.length === 1
-    ? node.firstChild.nodeName === "BR" || (node.firstChild.nodeType === Node.TEXT_NODE && !node.firstChild.data.includes("\n"))
-    : [...node.childNodes].every((child) => child.nodeType === Node.TEXT_NODE) && node.childNodes.length > 1);
+  node.childNodes.length > 0 &&
+  ((node.childNodes.length === 1 && node.firstChild.nodeName === "BR") || [...node.childNodes].every(isText));
 
 export class Editor {
   // `changed` is called after each change.
@@ -39,7 +41,9 @@ export class Editor {
     element.addEventListener("beforeinput", (event) => {
       if (event.inputType.startsWith("format")) event.preventDefault();
     });
+    this.pasting = false;
     element.addEventListener("input", (event) => {
+      if (this.pasting) return; // browsers tell each line of it
       if (!event.isComposing) this.tidy();
       changed();
     });
@@ -47,8 +51,22 @@ export class Editor {
     element.addEventListener("paste", (event) => {
       event.preventDefault();
       const text = event.clipboardData.getData("text/plain").replaceAll("\r\n", "\n");
-      document.execCommand("insertText", false, text);
+      this.pasting = true;
+      if (text.split("\n").length <= UNDONE) document.execCommand("insertText", false, text);
+      else this.insert(text);
+      this.pasting = false;
+      this.tidy();
+      changed();
     });
+  }
+
+  // Puts text in place of the selection, without undo.
+  insert(text) {
+    const selection = getSelection();
+    if (!selection.isCollapsed) document.execCommand("delete");
+    const node = document.createTextNode(text);
+    selection.getRangeAt(0).insertNode(node);
+    selection.collapse(node, node.length);
   }
 
   get lines() {

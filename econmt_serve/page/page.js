@@ -27,8 +27,9 @@ function bytes(number) {
 function fail(error) {
   if (error.name === "AbortError") return;
   if (!(error instanceof Failed)) throw error;
-  tell(error.message, error.field);
-  if (error.seconds) state.again = setTimeout(() => translate().catch(fail), 1000 * error.seconds);
+  tell(error.message + (error.seconds ? ` It is tried again in ${error.seconds} s.` : ""), error.field);
+  const again = state.settings ? translate : start;
+  if (error.seconds) state.again = setTimeout(() => again().catch(fail), 1000 * error.seconds);
 }
 
 // Shows a message below the field that it is about, in place of all others; an empty one hides them.
@@ -58,6 +59,7 @@ function settle() {
 function later() {
   count();
   arrange();
+  if (!state.settings) return; // the start does the rest
   clearTimeout(state.timer);
   clearTimeout(state.again);
   state.timer = setTimeout(() => translate().catch(fail), PAUSE);
@@ -210,10 +212,21 @@ function pointAt(sentence, number) {
 }
 
 async function copied(text, button) {
-  await navigator.clipboard.writeText(text);
-  const before = button.textContent;
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = before), 1500);
+  button.textContent = await copy(text).then(() => "Copied", () => "Not copied");
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+}
+
+// Copies text; by a field, where a page over plain http has no clipboard.
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const focused = document.activeElement;
+  const field = Object.assign(document.createElement("textarea"), { value: text, className: "unseen" });
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  focused.focus();
+  if (!done) throw new Error("not copied");
 }
 
 // Text of a file in UTF-8, or in UTF-16 with a byte order mark.
@@ -330,9 +343,7 @@ function listen() {
   });
 }
 
-async function begin() {
-  listen();
-  part("source").focus();
+async function start() {
   const [settings, known] = await Promise.all([get("frontend/settings"), get("languages")]);
   const { source } = settings.language; // "auto": any language, so that only the target is chosen
   const names = new Map([...known, source].map((each) => [each.code, each.name]));
@@ -356,4 +367,6 @@ function named() {
   target.lang = languages().target;
 }
 
-begin().catch(fail);
+listen();
+part("source").focus();
+start().catch(fail);

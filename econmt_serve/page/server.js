@@ -39,9 +39,8 @@ function refusal(response, line) {
     const match = pattern.exec(line);
     if (match) return new Failed(words(...match.slice(1)), field, seconds);
   }
-  const again = seconds ? ` It is tried again in ${seconds} s.` : "";
   const fallback = response.status >= 500 ? "Something went wrong at the server" : "The server cannot translate this";
-  return new Failed((STATUSES[response.status] ?? `${fallback}: ${line}`) + again, undefined, seconds);
+  return new Failed(STATUSES[response.status] ?? `${fallback}: ${line}`, undefined, seconds);
 }
 
 async function checked(response) {

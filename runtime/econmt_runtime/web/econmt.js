@@ -7,12 +7,15 @@
 //
 // worker.js does the work, so that the page never waits.
 
+const CLOSED = "the model has been closed";
+
 // Loads the model below an address. Options: progress(bytes, all) is called while it comes; files: blobs by name, instead of
 // the address. The result has translate, config and close.
-export function load(address, { progress, files } = {}) {
+export async function load(address, { progress, files } = {}) {
   const worker = new Worker(files ? URL.createObjectURL(files["worker.js"]) : new URL("worker.js", import.meta.url));
   const waiting = new Map();
   let last = 0;
+  let closed = false;
   const fail = (message) => {
     for (const { reject } of waiting.values()) reject(new Error(message));
     waiting.clear();
@@ -35,6 +38,7 @@ export function load(address, { progress, files } = {}) {
         reject(signal.reason);
       };
       if (signal?.aborted) return reject(signal.reason);
+      if (closed) return reject(new Error(CLOSED));
       signal?.addEventListener("abort", stop, { once: true });
       const settled = (act) => (value) => {
         signal?.removeEventListener("abort", stop);
@@ -44,8 +48,9 @@ export function load(address, { progress, files } = {}) {
       worker.postMessage({ id, ...message });
     });
   const close = () => {
+    closed = true;
     worker.terminate();
-    fail("the model has been closed");
+    fail(CLOSED);
   };
   const base = files ? null : new URL(address, document.baseURI).href;
   return ask({ load: base, files }, progress).then(

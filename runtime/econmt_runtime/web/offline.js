@@ -35,8 +35,9 @@ addEventListener("activate", (event) => {
 });
 
 addEventListener("fetch", (event) => {
-  const { method, url } = event.request;
+  const { method, mode, url } = event.request;
   if (method !== "GET" || !url.startsWith(page)) return;
-  const kept = async () => (await caches.open(NAME)).match(url === page ? `${page}index.html` : url);
+  const address = mode === "navigate" ? url.split(/[?#]/)[0] : url; // links elsewhere add a query to the page's
+  const kept = async () => (await caches.open(NAME)).match(address === page ? `${page}index.html` : address);
   event.respondWith(kept().then((answer) => answer ?? fetch(event.request)));
 });

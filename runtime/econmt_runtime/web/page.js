@@ -4,6 +4,7 @@ const PAUSE = 150; // milliseconds after a key before the text is translated
 const GLOSSARY_PAUSE = 600;
 const ALTERNATIVES = 5;
 const CHUNK = 64; // sentences that are translated before they are shown
+const READY = "Ready. The text stays in this browser.";
 const SPACELESS = /^(zh|ja|yue|cmn)(?![a-z])/; // languages without blanks between sentences
 const WIDE_END = /[。｡！？]["”’」』】）〉》]*$/; // of a sentence that needs no blank after it
 const part = (name) => document.getElementById(name);
@@ -46,21 +47,33 @@ function divided(text) {
   return found;
 }
 
+// Shows a sentence in its own element: the translation, or the old one, greyed, until it comes.
+function fill(sentence) {
+  const { span, text, result, old } = sentence;
+  span.className = `sentence${result ? "" : " stale"}${sentence === state.shown ? " at" : ""}`;
+  span.textContent = (result ?? old)?.text ?? "";
+  if (text && result) Object.assign(span, { tabIndex: 0, role: "button", title: "Show other translations" });
+}
+
 function show() {
-  target.replaceChildren();
+  const all = document.createDocumentFragment();
   for (const sentence of state.sentences) {
-    const { before, text, after, result, old } = sentence;
-    const span = document.createElement("span");
-    span.className = `sentence${result ? "" : " stale"}${sentence === state.shown ? " at" : ""}`;
-    span.textContent = (result ?? old)?.text ?? "";
-    if (text && result) {
-      const ask = () => alternatives(sentence).catch(fail);
-      Object.assign(span, { tabIndex: 0, role: "button", title: "Show other translations" });
-      span.addEventListener("click", ask);
-      span.addEventListener("keydown", ({ key }) => key === "Enter" && ask());
-    }
-    target.append(before, span, after);
+    const span = (sentence.span = document.createElement("span"));
+    const ask = () => sentence.result && sentence.text && alternatives(sentence).catch(fail);
+    span.addEventListener("click", ask);
+    span.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      ask();
+    });
+    fill(sentence);
+    all.append(sentence.before, span, sentence.after);
   }
+  target.replaceChildren(all);
+  buttons();
+}
+
+function buttons() {
   part("copy").disabled = !state.sentences.some(({ result }) => result?.text);
   part("clear").disabled = !source.value;
 }
@@ -104,15 +117,15 @@ async function translate() {
   const begin = performance.now();
   const words = waiting.reduce((sum, { text }) => sum + text.split(/\s+/).length, 0);
   part("stop").hidden = waiting.length <= CHUNK;
-  if (words) status.textContent = "Translating …";
+  status.textContent = words ? "Translating …" : READY;
   try {
     for (let at = 0; !at || at < waiting.length; at += CHUNK) {
       const some = waiting.slice(at, at + CHUNK);
       const wishes = { ...chosen(), signal: asking.signal };
       const found = await state.model.translate(some.map(({ text }) => text), wishes);
       part("glossary-wrong").textContent = "";
-      some.forEach((sentence, number) => (sentence.result = found[number]));
-      if (state.sentences === sentences) show();
+      some.forEach((sentence, number) => fill(Object.assign(sentence, { result: found[number] })));
+      buttons();
     }
     const cut = sentences.some(({ result }) => result.cut);
     const time = Math.round(performance.now() - begin);
@@ -121,6 +134,18 @@ async function translate() {
   } finally {
     if (state.asking === asking) part("stop").hidden = true;
   }
+}
+
+// Copies text; by a field, where a page over plain http has no clipboard.
+async function copy(text) {
+  const told = (done) => (status.textContent = done ? "Copied." : "The browser does not let this page copy.");
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => told(true), () => told(false));
+  const field = Object.assign(document.createElement("textarea"), { value: text });
+  document.body.append(field);
+  field.select();
+  told(document.execCommand("copy"));
+  field.remove();
+  part("copy").focus();
 }
 
 async function alternatives(sentence) {
@@ -201,6 +226,8 @@ function recallGlossary() {
 }
 
 async function begin() {
+  status.textContent = "Loading the model …";
+  bar.hidden = false;
   recallGlossary();
   glossary.addEventListener("input", (event) => {
     remembered(glossaryName(), glossary.value);
@@ -221,13 +248,12 @@ async function begin() {
     state.asking?.abort();
     status.textContent = "Stopped.";
   });
-  part("copy").addEventListener("click", () => navigator.clipboard.writeText(target.textContent).catch(fail));
+  part("copy").addEventListener("click", () => copy(target.textContent));
   const files = ownFiles();
   const engine = files ? URL.createObjectURL(files["econmt.js"]) : "./econmt.js";
   const { load } = await import(engine);
   state.model = await load("./", { files, progress: (bytes, all) => all && (bar.value = bytes / all) });
   bar.hidden = true;
-  status.textContent = "Ready. The text stays in this browser.";
   named(state.model.config);
   later();
   if (!files) await keep();

@@ -1496,13 +1496,17 @@ async function readFile(base, files, name, count = () => {}) {
     if (!files[name]) throw new Failed(`${name} is missing; ${AGAIN}`);
     return files[name].arrayBuffer();
   }
-  let answer;
   try {
-    answer = await fetch(new URL(name, base));
-  } catch {
+    const answer = await fetch(new URL(name, base));
+    if (!answer.ok) throw new Failed(`${name} cannot be loaded (${answer.status})`);
+    return await readBody(answer, count);
+  } catch (error) {
+    if (error instanceof Failed) throw error;
     throw new Failed(`${name} cannot be loaded; check the connection`);
   }
-  if (!answer.ok) throw new Failed(`${name} cannot be loaded (${answer.status})`);
+}
+
+async function readBody(answer, count) {
   if (!answer.body) return answer.arrayBuffer();
   count(0, Number(answer.headers.get("content-length")));
   const chunks = [];
@@ -1531,6 +1535,14 @@ async function verify(content, name, expected) {
   if (hex !== expected) throw new Failed(`${name} is damaged or of another model; load the page again`);
 }
 
+async function compiled(content) {
+  try {
+    return await WebAssembly.instantiate(content);
+  } catch (error) {
+    throw new Failed(`this browser does not run econmt.wasm: use a newer one, or permit WebAssembly (${error.message})`);
+  }
+}
+
 // Reads and checks everything; `files` are blobs by name or null.
 async function openModel(base, files, progress = () => {}) {
   const config = JSON.parse(decoded(await readFile(base, files, "model.json")));
@@ -1544,7 +1556,7 @@ async function openModel(base, files, progress = () => {}) {
   const engine = readFile(location.href, files, "econmt.wasm");
   const names = config.vocabulary_files;
   const [module, arrays, ...vocabularies] = await Promise.all([
-    engine.then((content) => WebAssembly.instantiate(content)),
+    engine.then(compiled),
     ...["arrays.safetensors", ...names].map(read),
   ]);
   const subwords = vocabularies.map((content) => new Subwords(new Uint8Array(content)));

@@ -37,4 +37,51 @@
     const target = document.getElementById("target");
     return [target.innerText, target.lang];
   },
+  // What the page says of a copy where browsers give it no clipboard, over plain http; then whether it takes many lines in a time that grows as they do, and keeps the focus while their translations come.
+  async lines() {
+    const [source, target] = ["source", "target"].map((id) => document.getElementById(id));
+    const own = Object.getPrototypeOf(navigator);
+    Object.setPrototypeOf(navigator, {});
+    document.getElementById("copy").click();
+    Object.setPrototypeOf(navigator, own);
+    const copied = document.getElementById("status").textContent;
+    const milliseconds = [1000, 8000].map((lines) => {
+      source.value = "a b c\n".repeat(lines);
+      const begin = performance.now();
+      source.dispatchEvent(new Event("input"));
+      return performance.now() - begin;
+    });
+    while (!target.querySelector(".sentence:not(.stale)")) await new Promise((resolve) => setTimeout(resolve, 20));
+    const first = target.firstElementChild;
+    first.focus();
+    const shown = target.querySelectorAll(".sentence:not(.stale)").length;
+    while (target.querySelectorAll(".sentence:not(.stale)").length === shown) await new Promise((resolve) => setTimeout(resolve, 20));
+    const kept = document.activeElement === first;
+    source.value = "";
+    source.dispatchEvent(new Event("input"));
+    for (let turn = 0; turn < 100 && document.getElementById("status").textContent.startsWith("Translating"); turn++)
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    return [copied, milliseconds[1] < 32 * milliseconds[0], kept, document.getElementById("status").textContent.split(".")[0]];
+  },
+  // What is not as expected of calls that must fail.
+  async failures() {
+    const { load } = await import("./econmt.js");
+    const [Own, text] = [Worker, await (await fetch("worker.js")).text()];
+    const error = (promise) => Promise.race([promise.then(() => "no error", ({ message }) => message), new Promise((resolve) => setTimeout(resolve, 5000, "no answer"))]);
+    const after = (first) => {
+      window.Worker = function () {
+        return new Own(URL.createObjectURL(new Blob([first, text])));
+      };
+      return error(load("./")).finally(() => (window.Worker = Own));
+    };
+    const model = await load("./");
+    model.close();
+    const found = [
+      [await error(model.translate(["a"])), "the model has been closed"],
+      [await load("http://[").catch(({ name }) => name), "TypeError"],
+      [await after("fetch = async () => new Response(new ReadableStream({ pull: () => Promise.reject(TypeError()) }));"), "model.json cannot be loaded; check the connection"],
+      [await after(`Object.defineProperty(self, "location", { value: { href: "${location.href}" } }); delete self.WebAssembly;`), "this browser does not run econmt.wasm"],
+    ];
+    return found.filter(([told, expected]) => !told.startsWith(expected));
+  },
 }

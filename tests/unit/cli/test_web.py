@@ -40,8 +40,8 @@ from tests.unit.serving.test_page import browser as browser
 in_browser = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 WEB = ROOT / "runtime/econmt_runtime/web"
 SCRIPTS = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-TRANSLATE, SUBWORDS, CHANGE = (
-    f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords", "change")
+TRANSLATE, SUBWORDS, CHANGE, LINES_OF_PAGE, FAILURES = (
+    f"(data) => ({SCRIPTS}).{name}(data)" for name in ("translate", "subwords", "change", "lines", "failures")
 )
 
 
@@ -58,11 +58,9 @@ def served(folder: Path) -> Iterator[str]:
 @pytest.fixture
 def page(browser: sync_api.Browser) -> Iterator[sync_api.Page]:
     """An empty page, whose scripts must not fail."""
-    failed: list[str] = []
     with browser.new_page() as opened:
-        opened.on("pageerror", lambda error: failed.append(str(error)))
         yield opened
-    assert failed == []
+        assert opened.page_errors() == []
 
 
 @in_browser
@@ -101,6 +99,7 @@ def test_glossaries_act_as_in_econmt(subword_model: Path, tmp_path: Path, page: 
         assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
         for wrong, told in {"a=b\na\tc": "a has another", "a=𐿾": "cannot write"}.items():
             assert told in page.evaluate(TRANSLATE, [[["a"]], {"glossary": wrong}])[0]
+        assert page.evaluate(FAILURES) == []
 
 
 @in_browser
@@ -155,8 +154,9 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
         expect(page.locator("#target")).to_contain_text("a a a")
         page.locator("#glossary").fill("")
         expect(page.locator("#target")).to_have_text(expected, use_inner_text=True)
-        page.locator(".sentence").first.press("Enter")
+        page.locator(".sentence").first.press(" ")
         expect(page.locator("#others li").first).to_be_visible()
+        assert page.evaluate(LINES_OF_PAGE) == ["Copied.", True, True, "Ready"]
         page.evaluate("navigator.serviceWorker.ready.then(() => null)")
         long = ["x" * 1_000_000, "a " * 500_000, "e" + "\u0301" * 100_000, "www.(" * 200_000, "a\0"]
         found = page.evaluate(TRANSLATE, [["a", [1], ["a b c d"] * 9999, *([line] for line in long)], {}])
@@ -165,8 +165,10 @@ def test_the_page_translates_without_a_network_and_stands_all_text(
         assert all(isinstance(each, list) for each in found[3:])
         (told,) = page.evaluate(f"() => ({TRANSLATE})([[['a', 'b \\ud800']], {{}}])")
         assert told == "line 2: the character U+D800 is not allowed in text; remove it"
-    page.reload()
+    page.goto(f"{home}?from=elsewhere#top")  # the server is gone
     assert translation() == expected
+    page.goto((folder / "index.html").as_uri())
+    expect(page.locator("#status")).to_contain_text("a web server")
     page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
     page.goto(file.as_uri())
     assert translation() == expected
