@@ -166,10 +166,16 @@ def test_a_script_runs_as_it_is_and_its_step_is_told(tmp_path: Path) -> None:
     assert (modules[0], len(modules), "<svg" in page.read_text()) == ("Sequential", 8, True)
     for size, count in {"2kB": 2000, "1.5MB": 1_500_000, "2kiB": 2048, "0.5GiB": 1 << 29}.items():
         assert _size(size) == count
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_early_or_is_another_rank(tmp_path: Path) -> None:
+    script = tmp_path / "gan.py"
+    script.write_text(GAN)
     for steps, remedy in ((1, "try --step 1"), (0, "each needs modules in training mode and an update")):
         few = run_python("-m", "econmt_memory", script, str(steps), check=False)
         assert (few.returncode, few.stderr) == (3, f"{script} ended after {steps} steps; {remedy}\n")
-    assert run_python(*run, "4", env={"RANK": "1"}, check=False).stderr == "", "the first one tells"
+    assert run_python("-m", "econmt_memory", script, "4", env={"RANK": "1"}, check=False).stderr == ""
     wrong = run_python("-m", "econmt_memory", script, "many", check=False)
     error = "ValueError: invalid literal for int() with base 10: 'many'"
     assert (wrong.returncode, wrong.stderr.splitlines()[-1]) == (1, error)
