@@ -86,6 +86,7 @@ function arrange() {
 }
 
 function forget() {
+  state.asking?.abort(); // its translations would not follow the new wishes
   for (const row of state.rows) if (row.text.trim() && row.sentences) Object.assign(row, { old: row.sentences, sentences: null });
   show();
   later();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import re
 import shutil
@@ -94,6 +95,18 @@ def test_attention_follows_pointer_and_keys(page: sync_api.Page, model: TrainedM
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     expect(page.locator("#readout")).to_contain_text(f"“{words[2]}” looked at “b”")
+
+
+def test_a_glossary_that_changes_during_a_translation_counts(page: sync_api.Page) -> None:
+    held: list[sync_api.Route] = []
+    page.route("**/translate", lambda route: route.continue_() if held else held.append(route))
+    with page.expect_request("**/translate"):
+        page.locator("#source").fill("a b c")
+    page.locator("#glossary").fill("b = ß")
+    page.locator("#source").focus()
+    with contextlib.suppress(sync_api.Error):  # the page has left it
+        held[0].continue_()
+    expect(page.locator("#glossary-wrong")).to_contain_text("The model cannot write “ß”.")
 
 
 def test_errors_stand_at_the_field_in_a_person_s_words(page: sync_api.Page) -> None:
