@@ -176,10 +176,24 @@ _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/pyt
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md")
 """Pages whose commands take long, which only thorough tests follow."""
 _SLOW_PAGES = {
-    *("CONTRIBUTING.md", "README.md"),
-    *(f"docs/{name}.md" for name in ["distillation", "getting-started", "index", "inference", "installing"]),
-    *(f"docs/{name}.md" for name in ["language-models", "memory-account", "memory", "parallel", "python"]),
-    *(f"docs/{name}.md" for name in ["results/memory", "results/scan", "results/speed", "serving", "speed"]),
+    *("CONTRIBUTING.md", "README.md", "runtime/README.md"),
+    *(f"docs/{name}.md" for name in ["beam-search", "distillation", "getting-started", "index", "inference"]),
+    *(
+        f"docs/{name}.md"
+        for name in ["installing", "language-models", "memory-account", "memory", "out-of-memory"]
+    ),
+    *(
+        f"docs/{name}.md"
+        for name in [
+            "parallel",
+            "python",
+            "results/memory",
+            "results/scan",
+            "results/speed",
+            "serving",
+            "speed",
+        ]
+    ),
 }
 """Pages whose commands take more than two seconds."""
 

@@ -286,6 +286,7 @@ def test_names_of_econmt_ops_are_those_that_it_has() -> None:
     assert ops_package.cost_of("econmt_ops::linear_recurrence") is not None
 
 
+@pytest.mark.slow
 def test_operators_of_econmt_ops_count_alike_without_econmt() -> None:
     folders = ":".join(str(ROOT / name) for name in ("memory", "ops"))
     without = "import sys; sys.modules['econmt'] = None\n" + PROGRAM + "print(json.dumps(found))"
