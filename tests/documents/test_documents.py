@@ -178,22 +178,9 @@ _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md")
 _SLOW_PAGES = {
     *("CONTRIBUTING.md", "README.md", "runtime/README.md"),
     *(f"docs/{name}.md" for name in ["beam-search", "distillation", "getting-started", "index", "inference"]),
-    *(
-        f"docs/{name}.md"
-        for name in ["installing", "language-models", "memory-account", "memory", "out-of-memory"]
-    ),
-    *(
-        f"docs/{name}.md"
-        for name in [
-            "parallel",
-            "python",
-            "results/memory",
-            "results/scan",
-            "results/speed",
-            "serving",
-            "speed",
-        ]
-    ),
+    *(f"docs/{name}.md" for name in ["installing", "language-models", "memory-account", "memory"]),
+    *(f"docs/{name}.md" for name in ["out-of-memory", "parallel", "python", "results/memory"]),
+    *(f"docs/{name}.md" for name in ["results/scan", "results/speed", "serving", "speed"]),
 }
 """Pages whose commands take more than two seconds."""
 
