@@ -250,8 +250,10 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def write_states(self, rows: Tensor, state: State, layers: slice = ALL) -> None:
-        """Stores the states of layers after a batch, from which their next batch starts."""
-        self._state_buffer(rows)[:, layers].index_copy_(2, rows, self._pack_states(state))
+        """Stores the states of layers after a batch, which :meth:`read_states` began, for their next batch."""
+        states = self.carried if self.training else self._evaluated
+        assert states is not None
+        states[:, layers].index_copy_(2, rows, self._pack_states(state))
 
     def unpack_states(self, states: Tensor, layers: slice = ALL) -> State:
         """Returns the states of layers, bottom first, from those of a batch as in the buffer, (S, L, B, W)."""

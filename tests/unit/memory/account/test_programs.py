@@ -452,11 +452,16 @@ def test_a_prediction_knows_parameters_that_the_program_holds_elsewhere() -> Non
         assert predicted.peak_bytes == pytest.approx(account.peak_bytes, rel=1e-3)
 
 
-def test_batches_of_numpy_are_gone_after_their_step_and_wrapped_weights_count_for_their_parts() -> None:
+def test_batches_of_numpy_are_gone_after_their_step() -> None:
     model, rows = nn.Linear(64, 8), np.ones((512, 64), np.float32)
-    model.weight = nn.Parameter(TwoTensor(torch.ones(8, 64), torch.ones(8, 64)))  # type: ignore[no-untyped-call]
     predicted = memory.predict(lambda: model(torch.from_numpy(rows)).sum().backward(), model, device="cpu")
     assert predicted.by_category()["other"] == rows.nbytes
+
+
+def test_a_weight_in_a_wrapper_is_predicted_by_its_parts() -> None:
+    model, inputs = nn.Linear(64, 8), torch.ones(4, 64)
+    model.weight = nn.Parameter(TwoTensor(torch.ones(8, 64), torch.ones(8, 64)))  # type: ignore[no-untyped-call]
+    predicted = memory.predict(lambda: model(inputs).sum().backward(), model, device="cpu")
     assert predicted.by_category()["weights"] == 2 * 4 * 8 * 64 + model.bias.nbytes
 
 

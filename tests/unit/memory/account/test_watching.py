@@ -97,6 +97,9 @@ def test_a_step_ends_with_the_last_of_several_optimizers() -> None:
     assert watched.account is not None
     phases = groupby(event.phase for event in watched.account.ledger.timeline)
     assert [phase for phase, _ in phases].count("optimizer") == 2
+
+
+def test_a_page_in_a_missing_folder_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="there is no folder for the page no/a"):
         memory.watch("no/a")
 
