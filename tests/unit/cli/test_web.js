@@ -37,7 +37,7 @@
     const target = document.getElementById("target");
     return [target.innerText, target.lang];
   },
-  // What the page says of a copy where browsers give it no clipboard, over plain http; then whether it takes many lines in a time that grows as they do, and keeps the focus while their translations come.
+  // What the page says of a copy where browsers give it no clipboard, over plain http; then whether the focus is kept while the translations of many lines come, and the status once they are cleared.
   async lines() {
     const [source, target] = ["source", "target"].map((id) => document.getElementById(id));
     const own = Object.getPrototypeOf(navigator);
@@ -45,12 +45,8 @@
     document.getElementById("copy").click();
     Object.setPrototypeOf(navigator, own);
     const copied = document.getElementById("status").textContent;
-    const milliseconds = [1000, 8000].map((lines) => {
-      source.value = "a b c\n".repeat(lines);
-      const begin = performance.now();
-      source.dispatchEvent(new Event("input"));
-      return performance.now() - begin;
-    });
+    source.value = "a b c\n".repeat(8000);
+    source.dispatchEvent(new Event("input"));
     while (!target.querySelector(".sentence:not(.stale)")) await new Promise((resolve) => setTimeout(resolve, 20));
     const first = target.firstElementChild;
     first.focus();
@@ -61,7 +57,7 @@
     source.dispatchEvent(new Event("input"));
     for (let turn = 0; turn < 100 && document.getElementById("status").textContent.startsWith("Translating"); turn++)
       await new Promise((resolve) => setTimeout(resolve, 20));
-    return [copied, milliseconds[1] < 32 * milliseconds[0], kept, document.getElementById("status").textContent.split(".")[0]];
+    return [copied, kept, document.getElementById("status").textContent.split(".")[0]];
   },
   // What is not as expected of calls that must fail.
   async failures() {
