@@ -16,6 +16,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.futures import collect_all
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -84,16 +85,16 @@ def test_ways_to_save_memory_are_tracked_to_the_byte_and_predicted(kind: str) ->
 
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_parallel_training_is_tracked_to_the_byte_and_predicted(is_sharded: bool) -> None:
-    backend, store = "gloo", distributed.HashStore()
-    if is_sharded:  # this process is the first of two, whose exchanges are pretended
-        fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
-        backend, store = "fake", fake.FakeStore()
-    distributed.init_process_group(backend, rank=0, world_size=1 + is_sharded, store=store)
-    mesh = init_device_mesh("cpu", (1 + is_sharded,))
+    # Exchanges are pretended: the threads of real ones free memory where the profiler does not see it.
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    distributed.init_process_group("fake", rank=0, world_size=2, store=fake.FakeStore())
+    mesh, done = init_device_mesh("cpu", (2,)), collect_all([])
 
     def wrap(model: nn.Module) -> Any:
         if not is_sharded:
-            return DistributedDataParallel(model)
+            parallel = DistributedDataParallel(model)
+            parallel.register_comm_hook(None, lambda _, bucket: done.then(lambda _: bucket.buffer()))
+            return parallel
         for block in model.get_submodule("blocks").children():
             fully_shard(block, mesh=mesh)
         return fully_shard(model, mesh=mesh)
@@ -115,10 +116,8 @@ def test_parallel_training_is_tracked_to_the_byte_and_predicted(is_sharded: bool
         assert categories["weights"] == size
         assert 2 * size <= categories["optimizer state"] < 2.01 * size
         assert [name.partition(".")[2] for name in account.by_module(2)][:2] == ["0", "1"]
-        # The buckets of gradients exist before the step.
-        assert is_sharded or categories["other"] >= size
-        # Now and then, threads of the process group make a few numbers of their own.
-        assert account.peak_bytes == pytest.approx(counted_peak(lambda: training("plain", wrap)[2]), abs=512)
+        assert is_sharded or categories["other"] >= size  # buckets of gradients, which are there before
+        assert account.peak_bytes == counted_peak(lambda: training("plain", wrap)[2])
         assert predicted.peak_bytes == pytest.approx(account.peak_bytes, abs=12)
     finally:
         distributed.destroy_process_group()
