@@ -62,32 +62,11 @@ def _rounded(value, at, step, salt):
 
 @triton.jit(do_not_specialize=["salt"])
 def eight_bit_adam(
-    values,
-    gradients,
-    first,
-    first_scales,
-    second,
-    second_scales,
-    step,
-    rate,
-    divisor,
-    skip,
-    squares,
-    bound,
-    salt,
-    blocks,
-    columns,
-    count,
-    BETA1: tl.constexpr,
-    BETA2: tl.constexpr,
-    LOG1: tl.constexpr,
-    LOG2: tl.constexpr,
-    EPSILON: tl.constexpr,
-    DECAY: tl.constexpr,
-    DECOUPLED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    values, gradients, first, first_scales, second, second_scales, step, rate, divisor, skip, squares, bound,
+    salt, blocks, columns, count, BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr,
+    LOG2: tl.constexpr, EPSILON: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr,
+    BLOCKS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     """Updates BLOCKS of the ``count`` blocks of a matrix, each a part of a row with ``blocks`` blocks."""
     if skip is not None:  # noqa: SIM102  decided at compile time
         if tl.load(skip) != 0.0:

@@ -143,24 +143,9 @@ def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) 
 
 @triton.jit(do_not_specialize=["steps", "positions", "dscores_row"])
 def attention_sum(
-    query,
-    dscores,
-    keys,
-    key_units,
-    score,
-    gain,
-    shift,
-    dkeys,
-    parts,
-    steps,
-    positions,
-    query_row,
-    dscores_row,
-    A: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FAST: tl.constexpr,
-):
+    query, dscores, keys, key_units, score, gain, shift, dkeys, parts, steps, positions, query_row,
+    dscores_row, A: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
     """Writes dkeys (B, S, A) and parts (programs of a feature, 1 or 3, A): gradients of score, gain and shift.
 
     One program handles a tile of positions of a sentence and a tile of features, for all steps. ``gain`` and

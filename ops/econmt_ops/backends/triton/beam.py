@@ -26,17 +26,9 @@ def _ordered(bits):
 
 @triton.jit
 def beam_candidates(
-    scores,
-    keys,
-    maxima,
-    sums,
-    scores_row,
-    size,
-    BARRED: tl.constexpr,
-    ALSO_BARRED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    scores, keys, maxima, sums, scores_row, size, BARRED: tl.constexpr, ALSO_BARRED: tl.constexpr,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Finds the best tokens of a chunk of a row; a key is a score above its token, where lower tokens win ties."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -92,31 +84,11 @@ def _continuations(
 
 @triton.jit
 def beam_advance(
-    scores,
-    keys,
-    maxima,
-    sums,
-    totals,
-    taken,
-    count,
-    limits,
-    penalties,
-    best_scores,
-    ended,
-    grown,
-    tokens,
-    rows,
-    scores_row,
-    steps,
-    END: tl.constexpr,
-    PLACES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BEST: tl.constexpr,
-    PLACES_PADDED: tl.constexpr,
+    scores, keys, maxima, sums, totals, taken, count, limits, penalties, best_scores, ended, grown, tokens,
+    rows, scores_row, steps, END: tl.constexpr, PLACES: tl.constexpr, WIDTH: tl.constexpr,
+    CHUNKS: tl.constexpr, SIZE: tl.constexpr, BEST: tl.constexpr, PLACES_PADDED: tl.constexpr,
     BEST_PADDED: tl.constexpr,
-):
+):  # fmt: skip
     """Extends the hypotheses of one sentence per program; see `advance`."""
     sentence = tl.program_id(0).to(tl.int64)
     done = tl.load(taken + sentence)

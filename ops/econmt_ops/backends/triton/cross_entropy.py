@@ -116,20 +116,9 @@ def put_gradient(
 
 @triton.jit(do_not_specialize=["ignore_index"])
 def loss_rows(
-    logits,
-    stride,
-    targets,
-    losses,
-    factors,
-    vocabulary,
-    smoothing,
-    ignore_index,
-    GRADIENT: tl.constexpr,
-    SMOOTH: tl.constexpr,
-    PRECISE: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    logits, stride, targets, losses, factors, vocabulary, smoothing, ignore_index, GRADIENT: tl.constexpr,
+    SMOOTH: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """Computes a row's loss from its logits, and overwrites them with their gradient.
 
     With PARTS 0 a row, of LANES values at most, is held in registers; otherwise it is read twice, PARTS LANES values at

@@ -40,19 +40,9 @@ def look_up(table: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 @triton.jit(do_not_specialize=["padding"])
 def embedding_sum(
-    words,
-    order,
-    incoming,
-    table,
-    positions,
-    width,
-    inner,
-    outer_stride,
-    inner_stride,
-    padding,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    words, order, incoming, table, positions, width, inner, outer_stride, inner_stride, padding,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Adds the sums of incoming (N, E) per word to table (V, E); words (N,) are sorted, from positions order (N,).
 
     Row n of incoming lies at n // inner * outer_stride + n % inner * inner_stride. A program handles one sorted

@@ -37,19 +37,9 @@ class Labels(NamedTuple):
 
 @triton.jit(do_not_specialize=["ignore_index", "first"])
 def slice_numbers(
-    logits,
-    stride,
-    targets,
-    numbers,
-    rows,
-    first,
-    own,
-    ignore_index,
-    SMOOTH: tl.constexpr,
-    PRECISE: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    logits, stride, targets, numbers, rows, first, own, ignore_index, SMOOTH: tl.constexpr,
+    PRECISE: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """Writes numbers (3, C), one program per row: log-sum-exp, logit of the target, sum of the logits of the slice.
 
     The target's logit is 0 if another rank has it; all three are 0 for ignored rows.
@@ -69,25 +59,10 @@ def slice_numbers(
 
 @triton.jit(do_not_specialize=["ignore_index", "first"])
 def slice_gradient(
-    logits,
-    stride,
-    targets,
-    numbers,
-    ranks,
-    rows,
-    scale,
-    losses,
-    first,
-    own,
-    vocabulary,
-    smoothing,
-    ignore_index,
-    RANKS: tl.constexpr,
-    BY_ROW: tl.constexpr,
-    PRECISE: tl.constexpr,
-    PARTS: tl.constexpr,
+    logits, stride, targets, numbers, ranks, rows, scale, losses, first, own, vocabulary, smoothing,
+    ignore_index, RANKS: tl.constexpr, BY_ROW: tl.constexpr, PRECISE: tl.constexpr, PARTS: tl.constexpr,
     LANES: tl.constexpr,
-):
+):  # fmt: skip
     """Computes a row's loss (C,) from the numbers (R, 3, C) of all ranks, and the gradient of ``scale`` times the loss.
 
     BY_ROW: ``scale`` is (C,).
