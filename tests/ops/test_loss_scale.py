@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -162,11 +162,6 @@ def test_a_captured_step_skips_overflows(keys: dict[str, Any], kind: str) -> Non
 HALF = torch.float16
 
 
-def without_dropout(call: Call) -> dict[str, Any]:
-    """The arguments of a call, but for random masks, which may depend on the type."""
-    return {name: value for name, value in call.arguments.items() if not name.startswith("dropout")}
-
-
 def in_float16(op: str, call: Call, device: str) -> list[Callable[..., Any]]:
     found = implementations_of(op.partition("-")[0]).values()
     return [
@@ -190,29 +185,28 @@ def scaled_gradients(function: Callable[..., Any], arguments: dict[str, Any], sc
     return list(torch.autograd.grad(total * scale, leaves, allow_unused=True, materialize_grads=True))
 
 
-@each_op
-def test_weights_in_float32_under_a_loss_scale(op: str, device: str) -> None:
-    """As in training: autocast, and gradients times a power of two, of which those of the arguments are free again."""
-    call = calls(device, torch.float64)[op]
-    arguments = without_dropout(call)
+def check_in_float16(call: Call, functions: Iterable[Callable[..., Any]], device: str) -> None:
+    """Compares with gradients of float64 as in training: by autocast, and times a power of two that is divided out again.
+
+    Gradients beyond float16 become infinity or NaN, never its largest number, and so a step can be skipped.
+    """
+    # Random masks may depend on the type.
+    arguments = {name: value for name, value in call.arguments.items() if not name.startswith("dropout")}
     expected = scaled_gradients(call.function, arguments, 1.0)
-    for function in in_float16(op, call, device):
+    assert max(float(part.detach().abs().max()) for part in expected) < 1e3
+    for function in functions:
         with torch.autocast(device, HALF):
             found = scaled_gradients(function, to(torch.float32, arguments), 16.0)
         assert all(part.dtype == torch.float32 for part in found)
         assert_close([part / 16.0 for part in found], expected, TOLERANCE[HALF])
+        overflowing = scaled_gradients(function, to(HALF, arguments), 1e5)
+        assert not all(bool(part.isfinite().all()) for part in overflowing)
 
 
 @each_op
-def test_an_overflow_shows(op: str, device: str) -> None:
-    """Gradients beyond float16 become infinity or NaN, never its largest number, and so a step can be skipped."""
+def test_gradients_are_those_of_float64_or_show_an_overflow(op: str, device: str) -> None:
     call = calls(device, torch.float64)[op]
-    arguments = to(HALF, without_dropout(call))
-    gradients = scaled_gradients(call.function, arguments, 1.0)
-    assert max(float(part.detach().abs().max()) for part in gradients) < 1e3
-    for function in in_float16(op, call, device):
-        found = scaled_gradients(function, arguments, 1e5)
-        assert not all(bool(part.isfinite().all()) for part in found)
+    check_in_float16(call, in_float16(op, call, device), device)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])

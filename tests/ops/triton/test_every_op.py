@@ -12,9 +12,8 @@ from econmt_ops.dispatch.traits import implementations_of
 from econmt_ops.lstm import triton as lstm
 from tests.ops.empty import check_empty_rows, check_nothing, thorough
 from tests.ops.every_op import calls, each_op
-from tests.ops.helpers import TOLERANCE, assert_close, to
 from tests.ops.layouts import LAYOUTS, check_layouts, problems, variants
-from tests.ops.test_loss_scale import HALF, scaled_gradients, without_dropout
+from tests.ops.test_loss_scale import HALF, check_in_float16
 from tests.ops.triton.kernel_device import DEVICE
 
 PROBLEMS = problems("cpu")
@@ -74,11 +73,4 @@ def test_gradients_are_those_of_float64_or_show_an_overflow(op: str, device: str
     implementation = implementations_of(op.partition("-")[0]).get("triton")
     if implementation is None or not implementation.traits.runs_on("cuda", HALF) or device != DEVICE:
         pytest.skip("no kernels")
-    arguments = without_dropout(call)
-    function = partial(call.function, implementation="triton")
-    expected = scaled_gradients(call.function, arguments, 1.0)
-    with torch.autocast(device, HALF):
-        found = scaled_gradients(function, to(torch.float32, arguments), 16.0)
-        overflowing = scaled_gradients(function, to(HALF, arguments), 1e5)
-    assert_close([part / 16.0 for part in found], expected, TOLERANCE[HALF])
-    assert not all(bool(part.isfinite().all()) for part in overflowing)
+    check_in_float16(call, [partial(call.function, implementation="triton")], device)
