@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import econmt_ops
-from econmt_ops import AttentionalLSTMWeights
 from econmt_ops.cells.protocol import Cell
 from econmt_ops.layers.op import OPS
+from tests.ops.cases import CASES, Sizes
 from tests.ops.helpers import Make
 
 
@@ -23,76 +23,55 @@ class Call(NamedTuple):
     first: str
 
 
-def layers_of(make: Make, cell: Cell) -> tuple[Any, ...]:
-    """Weights of two layers of a cell, of 5 inputs and 8 units."""
-    return tuple(
-        cell.weights(*(make(*shape) for shape in cell.parameter_shapes(width, 8).values()))
-        for width in (5, 8)
-    )
-
-
 def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
     """Returns a call of every op by name, those with an option that takes another way twice."""
     make = Make(device, dtype)
     lengths = torch.tensor([4, 1, 3], device=device)
-    attend = {
-        "query": make(3, 2, 5),
-        "keys": make(3, 4, 5),
-        "values": make(3, 4, 6),
-        "score_weight": make(5),
-        "lengths": lengths,
-        "layer_norm": (make(5), make(5)),
-    }
+    sizes = Sizes(B=3, T=4, S=4, I=5, H=8, A=5, E=6, L=2, R=3)
     dropped = {"lengths": lengths, "dropout": 0.3, "dropout_seed": 4}
-    stack = {"inputs": make(3, 4, 5), "layers": make.layers(5, 8, 2), "residual": True, **dropped}
-    both = {
-        "inputs": make(3, 4, 5),
-        "forward": make.layer(5, 8),
-        "backward": make.layer(5, 8),
-        "lengths": lengths,
-    }
-    thin = {**stack, "layers": make.low_rank_layers(5, 8, 2, 3)}
-    thin_both = {**both, "forward": make.low_rank_layer(5, 8, 2), "backward": make.low_rank_layer(5, 8, 2)}
-    weights = AttentionalLSTMWeights(make.layers(5 + 8, 8, 2), make(5, 8), make(5), make(8, 8 + 6), make(8))
-    decoder = {"inputs": make(3, 2, 5), "keys": make(3, 4, 5), "values": make(3, 4, 6), "weights": weights}
-    decoder |= dropped
-    unscored = weights._replace(layers=make.layers(5, 8, 2), score=None)
-    unfed = {**decoder, "weights": unscored, "input_feeding": False, "scale": 0.5}
-    normed = {**decoder, "layer_norm": (make(5), make(5))}
-    thin_decoder = {**decoder, "weights": weights._replace(layers=make.low_rank_layers(5 + 8, 8, 2, 3))}
-    targets = torch.tensor([1, -100, 5, 0], device=device)
-    loss = {
-        "hidden": make(4, 8),
-        "weight": make(9, 8),
-        "targets": targets,
-        "bias": make(9),
-        "label_smoothing": 0.1,
-    }
-    recurrence = {"decay": make(3, 4, 5).sigmoid(), "inputs": make(3, 4, 5), "initial": make(3, 5)}
-    cells = {
-        f"{name}{f'-{number}' * (number > 0)}": Call(op, {**stack, "layers": layers_of(make, cell)}, "inputs")
-        for name, op in OPS.items()
-        for number, cell in enumerate(op.cells)
-    }
-    turned = {**recurrence, "lengths": lengths, "reverse": True}
+    stacked = {"residual": True, **dropped}
+
+    def call(case: str, first: str = "inputs", sizes: Sizes = sizes, **options: Any) -> Call:
+        op, tensors, *_ = CASES[case]
+        given = {name: value for name, value in tensors(make, sizes).items() if name != "state"}
+        return Call(op, {**given, **options}, first)
+
+    def layers_of(cell: Cell) -> tuple[Any, ...]:
+        shapes = [cell.parameter_shapes(width, sizes.H).values() for width in (sizes.I, sizes.H)]
+        return tuple(cell.weights(*(make(*shape) for shape in layer)) for layer in shapes)
+
+    two = sizes._replace(T=2)
+    stack, recurrence = call("lstm", **stacked), call("linear_recurrence")
+    loss = {"hidden": make(4, 8), "weight": make(9, 8), "bias": make(9), "label_smoothing": 0.1}
+    loss["targets"] = torch.tensor([1, -100, 5, 0], device=device)
     product = {"inputs": make(3, 4, 5), "weight": make(7, 5), "bias": make(7)}
     return {
-        "additive_attention": Call(econmt_ops.additive_attention, attend, "query"),
-        "lstm": Call(econmt_ops.lstm, stack, "inputs"),
-        "lstm-reverse": Call(econmt_ops.lstm, {**stack, "reverse": True}, "inputs"),
-        "lstm-low-rank": Call(econmt_ops.lstm, thin, "inputs"),
-        "bidirectional_lstm": Call(econmt_ops.bidirectional_lstm, both, "inputs"),
-        "bidirectional_lstm-low-rank": Call(econmt_ops.bidirectional_lstm, thin_both, "inputs"),
-        "attentional_lstm": Call(econmt_ops.attentional_lstm, decoder, "inputs"),
-        "attentional_lstm-low-rank": Call(econmt_ops.attentional_lstm, thin_decoder, "inputs"),
-        "attentional_lstm-norm": Call(econmt_ops.attentional_lstm, normed, "inputs"),
-        "attentional_lstm-not-fed-dot": Call(econmt_ops.attentional_lstm, unfed, "inputs"),
+        "additive_attention": call("additive_attention-norm", "query", two, lengths=lengths),
+        "lstm": stack,
+        "lstm-reverse": stack._replace(arguments={**stack.arguments, "reverse": True}),
+        "lstm-low-rank": call("lstm-low-rank", **stacked),
+        "bidirectional_lstm": call("bidirectional", lengths=lengths),
+        "bidirectional_lstm-low-rank": call("bidirectional-low-rank", lengths=lengths),
+        "attentional_lstm": call("attentional-lstm-additive", sizes=two, **dropped),
+        "attentional_lstm-low-rank": call("attentional-low-rank-additive", sizes=two, **dropped),
+        "attentional_lstm-norm": call("attentional-lstm-layer_norm", sizes=two, **dropped),
+        "attentional_lstm-not-fed-dot": call(
+            "attentional-lstm-general-unfed", sizes=two, input_feeding=False, scale=0.5, **dropped
+        ),
         "linear": Call(econmt_ops.linear, product, "inputs"),
         "linear-column": Call(econmt_ops.linear, {**product, "layout": "column"}, "inputs"),
         "linear_cross_entropy": Call(econmt_ops.linear_cross_entropy, loss, "hidden"),
-        "linear_recurrence": Call(econmt_ops.linear_recurrence, recurrence, "inputs"),
-        **cells,
-        "linear_recurrence-reverse": Call(econmt_ops.linear_recurrence, turned, "inputs"),
+        "linear_recurrence": recurrence,
+        **{
+            f"{name}{f'-{number}' * (number > 0)}": Call(
+                op, {**stack.arguments, "layers": layers_of(cell)}, "inputs"
+            )
+            for name, op in OPS.items()
+            for number, cell in enumerate(op.cells)
+        },
+        "linear_recurrence-reverse": recurrence._replace(
+            arguments={**recurrence.arguments, "lengths": lengths, "reverse": True}
+        ),
     }
 
 
