@@ -129,7 +129,8 @@ class Bench(argparse.ArgumentParser):
         about = self.about
         machine = about["gpu"] or f"{about['processor']}, {about['threads']} CPU threads"
         parts = (machine, f"torch {about['torch']}", f"commit {about['commit'] or 'unknown'}", about["date"])
-        print_wrapped(", ".join(map(str, (*parts, *more))))
+        text = ", ".join(map(str, (*parts, *more)))
+        print("\n".join(wrap(text, WIDTH, subsequent_indent="  ")), flush=True)
 
     def say(self, text: str) -> None:
         """Shows what is being measured while :meth:`report` collects rows."""
@@ -192,11 +193,6 @@ class Bench(argparse.ArgumentParser):
             except subprocess.TimeoutExpired:
                 process.kill()
         return False
-
-
-def print_wrapped(text: str) -> None:
-    """Prints a text in lines of 80 columns."""
-    print("\n".join(wrap(text, WIDTH, subsequent_indent="  ")), flush=True)
 
 
 def print_rows(rows: Sequence[Row], title: str, columns: Iterable[str] = ()) -> None:

@@ -138,6 +138,8 @@ class Contest:
 
     def __init__(self, sizes: Sizes, device: torch.device, precision: Precision) -> None:
         self.sizes, self.device, self.precision = sizes, device, precision
+        self._task = LanguageModelTask(recipe_of(sizes), sizes.vocabulary)
+        self._shape = Shape(sizes.batch, 1, BPTT)
 
     def plain_update(self, layers: nn.Module, *, compiled: bool) -> Call:
         """Returns an update of a model in plain PyTorch, whose state is carried from one call to the next."""
@@ -164,10 +166,9 @@ class Contest:
 
     def own_update(self, chosen: Implementations, notes: list[str]) -> Call:
         """Returns an update of econmt's training step, as a run makes it."""
-        task = LanguageModelTask(recipe_of(self.sizes), self.sizes.vocabulary)
-        model = task.build_model().to(self.device).train()
-        step = TrainingStep(task, model, self.precision, implementations=chosen)
-        batch = task.example(Shape(self.sizes.batch, 1, BPTT))
+        model = self._task.build_model().to(self.device).train()
+        step = TrainingStep(self._task, model, self.precision, implementations=chosen)
+        batch = self._task.example(self._shape)
         if self.device.type == "cuda":
             graphed = GraphedStep(step, note=notes.append)
             return lambda: graphed([batch])
@@ -186,12 +187,6 @@ class Contest:
                 for name, each in implementations_of("lstm").items()
                 if can_run(each.traits, self.device.type, self.precision.dtype) and not each.traits.warms_up
             ]
-
-    def chosen_by_auto(self) -> Implementations:
-        """Returns the implementations that a run chooses."""
-        task = LanguageModelTask(recipe_of(self.sizes), self.sizes.vocabulary)
-        shape = Shape(self.sizes.batch, 1, BPTT)
-        return settle(task, lambda: task.build_model().to(self.device), shape, self.device, self.precision)[0]
 
     def contenders(self, only: Sequence[str]) -> dict[str, tuple[MakeUpdate, str]]:
         """Returns by name a function that makes a contender's update, and its implementations.
@@ -212,7 +207,8 @@ class Contest:
             ops = f"lstm {chosen.encoder}, stash {chosen.stash}, output {chosen.output}"
             return partial(self.own_update, chosen), ops
 
-        auto = self.chosen_by_auto()
+        task, device = self._task, self.device
+        auto = settle(task, lambda: task.build_model().to(device), self._shape, device, self.precision)[0]
         everyone = {DEFAULT: plain(loop), BY_TORCH: plain(library)}
         if has_compiler():
             everyone[COMPILED] = plain(library, compiled=True)

@@ -70,10 +70,6 @@ class _Direction:
             self.recurrent = SearchWeight(dense(parts.hidden), parts.recurrent_bias, dtype)
         self.vectors = torch.cat(parts.extra).detach() if parts.extra else None
 
-    def share_of_words(self, embedded: Tensor, rows: Tensor) -> _Share:
-        """Computes shares from embeddings (N, I) of distinct words; ``rows`` (S, B) are their numbers."""
-        return _Share(self.read(embedded), rows)
-
     def share(self, below: Tensor) -> _Share:
         """Computes shares from the outputs (S, B, E) of the layer below."""
         table = self.read(below).flatten(0, 1)
@@ -102,9 +98,8 @@ class PrepackedEncoder:
         words, rows = torch.unique(source.t(), return_inverse=True)
         embedded = self._embed(words).to(self.dtype)
         bottom, *upper = self._layers
-        outputs, last = self._run(
-            bottom, [direction.share_of_words(embedded, rows) for direction in bottom], lengths
-        )
+        shares = [_Share(direction.read(embedded), rows) for direction in bottom]
+        outputs, last = self._run(bottom, shares, lengths)
         for layer in upper:
             below = outputs
             outputs, last = self._run(layer, [direction.share(below) for direction in layer], lengths)

@@ -169,16 +169,12 @@ class Tracker(MemoryRecord, TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in self._on_device((result,)):
             if tensor.untyped_storage()._cdata not in self._known:
                 self._add(tensor, layer)
-        if facts.workspace is not None and self._meter is None:  # otherwise the allocator counts it
-            self._charge(facts.workspace(*args, **kwargs), layer)
+        inside = facts.workspace if self._meter is None else None  # otherwise the allocator counts it
+        if inside is not None and (size := inside(*args, **kwargs)):
+            self._add(torch.empty(size, dtype=torch.uint8, device=self.device), layer)
         if body is None and self._meter is not None:
             self._note_inside(self._meter()[1], layer)
         return result
-
-    def _charge(self, workspace: int, layer: str) -> None:
-        """Records internal bytes of an operator."""
-        if workspace:
-            self._add(torch.empty(workspace, dtype=torch.uint8, device=self.device), layer)
 
     def _on_device(self, values: Iterable[Any]) -> list[Tensor]:
         """Returns the dense tensors of the device in nested lists and tuples."""

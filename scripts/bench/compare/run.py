@@ -150,7 +150,7 @@ def attempt(runner: Runner, step: Callable[[], None]) -> None:
     try:
         step()
     except FailedError as error:
-        runner.row.failure = last_line(error)
+        runner.row.failure = str(error).strip().splitlines()[-1].strip()  # which tells the cause
         say(f"{runner.toolkit.name} failed: {error}")
 
 
@@ -169,11 +169,6 @@ def measure(runners: Mapping[str, Runner], options: argparse.Namespace) -> None:
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def last_line(error: Exception) -> str:
-    """Returns the last line of an error, which tells the cause."""
-    return str(error).strip().splitlines()[-1].strip()
 
 
 def main(words: Sequence[str] | None = None) -> int:
