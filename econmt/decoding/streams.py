@@ -8,7 +8,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from econmt.config import limits
@@ -117,9 +116,7 @@ class LineOutput:
     def __enter__(self) -> Callable[[Iterable[str]], None]:
         return self._write
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self._write(())
         if self._stream is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from econmt.errors import EconmtError
@@ -32,9 +32,7 @@ class Interrupts:
             for number in _EXIT_CODES:
                 self._before[number] = signal.signal(number, self._receive)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             # Otherwise the previous handler, called by ours, has set another one.
             if signal.getsignal(number) == self._receive:

@@ -8,7 +8,6 @@ import math
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -166,9 +165,7 @@ class Progress:
             self._live = Live(console=self._console, transient=True, refresh_per_second=4)
             self._live.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
