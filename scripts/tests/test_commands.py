@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from scripts.bench import frame, language_model
 from scripts.bench.__main__ import commands
 from scripts.bench.frame import Bench, ratio_of
 from scripts.tests.conftest import Measured
-from tests.conftest import econmt_environment
+from tests.conftest import run_python
 from tests.unit.cli.conftest import Call
 
 OPTIONAL = "triton matplotlib sacremoses ctranslate2 liger_kernel cut_cross_entropy accelerated_scan uvicorn starlette"
@@ -35,13 +33,7 @@ for name in commands():
 
 @pytest.mark.slow
 def test_every_benchmark_has_a_help_text_without_a_gpu_and_optional_packages() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_HELP],
-        env=econmt_environment() | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", ALL_HELP, env={"CUDA_VISIBLE_DEVICES": ""}, check=False)
     assert done.returncode == 0, done.stderr
     said = dict(part.split("\n", 1) for part in done.stdout.split("## ")[1:])
     assert said.keys() == commands().keys()

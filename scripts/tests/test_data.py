@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import SOURCES
+from tests.conftest import run_python
 
 
 @pytest.mark.thorough
 def test_small_run() -> None:
-    command = [sys.executable, "-m", "scripts.bench", "data"]
-    run = subprocess.run(
-        [*command, "--pairs", "3000", "--batches", "0"],
-        env={**os.environ, "PYTHONPATH": SOURCES},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = run_python("-m", "scripts.bench", "data", "--pairs", "3000", "--batches", "0")
     assert "wrote 3,000 pairs" in run.stderr
     figures = json.loads(run.stdout)
     assert figures["pairs"] == 3000

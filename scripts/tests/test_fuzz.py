@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from econmt.errors import InputError
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, run_python
 
 NAMES = [
     "recipe",
@@ -67,12 +65,6 @@ def test_what_is_no_error_of_ours_is_a_failure(fuzz: ModuleType, targets: dict[s
 
 @pytest.mark.slow
 def test_some_fuzzing_finds_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "fuzz.py", "--seconds", "6", "--failures", tmp_path / "failures"],
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("scripts/fuzz.py", "--seconds", "6", "--failures", tmp_path / "failures", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 kinds of failures" in done.stdout

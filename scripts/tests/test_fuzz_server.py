@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.conftest import ROOT, econmt_environment
+from tests.conftest import ROOT, run_python
 
 pytest.importorskip("uvicorn", reason="econmt[serve] is not installed")
 
@@ -55,19 +53,7 @@ def test_what_a_server_says_is_looked_at(
 
 @pytest.mark.slow
 def test_some_hostile_requests_find_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            ROOT / "scripts" / "fuzz_server.py",
-            "--requests",
-            "100",
-            "--failures",
-            tmp_path / "failures",
-        ],
-        env=econmt_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    given = ("--requests", "100", "--failures", tmp_path / "failures")
+    done = run_python("scripts/fuzz_server.py", *given, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "100 connections, 0 failed" in done.stdout

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from scripts.bench import serve_load
-from tests.conftest import PATIENCE, ROOT, econmt_environment
+from tests.conftest import run_python
 from tests.unit.serving.conftest import folder as folder
 
 
@@ -20,17 +18,9 @@ def test_nothing_is_lost_or_mixed_up(folder: Path, tmp_path: Path) -> None:
     text.write_text(
         "".join(f"{' '.join(line)}\n" for line in ("abc", "hg", "d", "abcdefgh", "ee", "fab", "cab"))
     )
-    command = (sys.executable, "-m", "scripts.bench", "serve-load", "-m", folder, "--text", text)
+    command = ("-m", "scripts.bench", "serve-load", "-m", folder, "--text", text)
     load = ("--seconds", "2", "--clients", "12", "--rate", "10", "--json", figures)
-    done = subprocess.run(
-        [*command, *load, "--", "--precision", "float32", "--threads", "1"],
-        env=econmt_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run_python(*command, *load, "--", "--precision", "float32", "--threads", "1", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(figures.read_text())["rows"]
     assert [row["load"] for row in rows] == ["one by one", "10 a second", "12 clients"]
