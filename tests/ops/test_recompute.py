@@ -29,9 +29,7 @@ def recorded_calls(function: Callable[[], Any], names: set[str]) -> dict[str, tu
     seen: dict[str, tuple[Any, ...]] = {}
 
     class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.name()
             if name in names:
                 seen.setdefault(name, args)
@@ -159,9 +157,7 @@ class Alive(TorchDispatchMode):
         self.now = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         own = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         for leaf in tree_leaves(result):
