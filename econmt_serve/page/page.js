@@ -332,9 +332,11 @@ function listen() {
   });
   document.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
   document.addEventListener("drop", (event) => {
-    if (!event.dataTransfer.files.length) return;
+    const { files } = event.dataTransfer;
+    if (!files.length) return;
     event.preventDefault();
-    open(event.dataTransfer.files[0]);
+    if (files.length > 1) tell("Drop one file at a time.");
+    else open(files[0]);
   });
   part("key-field").addEventListener("submit", (event) => event.preventDefault());
   addEventListener("resize", () => view.align([...part("source").children]));

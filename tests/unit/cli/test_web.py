@@ -97,8 +97,9 @@ def test_glossaries_act_as_in_econmt(subword_model: Path, tmp_path: Path, page: 
         (found,) = page.evaluate(TRANSLATE, [[lines], {"nbest": 2, "glossary": [*terms.items()]}])
         assert [each[::2] for each in found] == [[each.text, len(each.hypotheses)] for each in expected]
         assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
-        for wrong, told in {"a=b\na\tc": "a has another", "a=𐿾": "cannot write"}.items():
-            assert told in page.evaluate(TRANSLATE, [[["a"]], {"glossary": wrong}])[0]
+        wrong = {"a has another": {"glossary": "a=b\na\tc"}, "cannot write": {"glossary": "a=𐿾"}}
+        for told, options in {**wrong, "beams is no option": {"beams": 2}}.items():
+            assert told in page.evaluate(TRANSLATE, [[["a"]], options])[0]
         assert page.evaluate(FAILURES) == []
 
 

@@ -28,6 +28,11 @@ CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 MISSING = "no Chromium is installed (Debian: apt-get install chromium)"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 expect = sync_api.expect
+DROP = """(names) => {
+  const dataTransfer = new DataTransfer();
+  for (const name of names) dataTransfer.items.add(new File([`the text of ${name}`], `${name}.txt`));
+  document.dispatchEvent(new DragEvent("drop", { dataTransfer }));
+}"""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
@@ -305,6 +310,10 @@ def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) ->
         page.locator("#file").set_input_files({"name": name, "mimeType": "", "buffer": content})
         expect(alert).to_contain_text(told)
     expect(page.locator("#source .line")).to_have_text(["a b"])
+    for names, told in (("ab", "Drop one file at a time."), ("c", "")):
+        page.evaluate(DROP, names)
+        expect(alert).to_have_text(told)
+    expect(page.locator("#source .line")).to_have_text(["the text of c"])
     busy = {"Retry-After": "1"}
     page.route(re.compile("_file|languages"), lambda it: it.fulfill(status=503, headers=busy), times=2)
     page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": document()})
