@@ -61,13 +61,8 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
     normed = {**decoder, "layer_norm": (make(5), make(5))}
     thin_decoder = {**decoder, "weights": weights._replace(layers=make.low_rank_layers(5 + 8, 8, 2, 3))}
     targets = torch.tensor([1, -100, 5, 0], device=device)
-    loss = {
-        "hidden": make(4, 8),
-        "weight": make(9, 8),
-        "targets": targets,
-        "bias": make(9),
-        "label_smoothing": 0.1,
-    }
+    loss = {"hidden": make(4, 8), "weight": make(9, 8), "targets": targets, "bias": make(9)}
+    loss["label_smoothing"] = 0.1
     recurrence = {"decay": make(3, 4, 5).sigmoid(), "inputs": make(3, 4, 5), "initial": make(3, 5)}
     cells = {
         f"{name}{f'-{number}' * (number > 0)}": Call(op, {**stack, "layers": layers_of(make, cell)}, "inputs")
