@@ -45,12 +45,8 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
     }
     dropped = {"lengths": lengths, "dropout": 0.3, "dropout_seed": 4}
     stack = {"inputs": make(3, 4, 5), "layers": make.layers(5, 8, 2), "residual": True, **dropped}
-    both = {
-        "inputs": make(3, 4, 5),
-        "forward": make.layer(5, 8),
-        "backward": make.layer(5, 8),
-        "lengths": lengths,
-    }
+    both = {"inputs": make(3, 4, 5), "forward": make.layer(5, 8), "backward": make.layer(5, 8)}
+    both["lengths"] = lengths
     thin = {**stack, "layers": make.low_rank_layers(5, 8, 2, 3)}
     thin_both = {**both, "forward": make.low_rank_layer(5, 8, 2), "backward": make.low_rank_layer(5, 8, 2)}
     weights = AttentionalLSTMWeights(make.layers(5 + 8, 8, 2), make(5, 8), make(5), make(8, 8 + 6), make(8))
