@@ -71,12 +71,8 @@ class Suite:
         keys = "output=model training.max_updates=20 training.checkpoint_interval=10 model.embedding=16"
         sizes = "model.encoder.size=16 model.decoder.size=16 model.attention.size=16"
         done = self.econmt("train", "quickstart", *keys.split(), *sizes.split())
-        for pattern in (
-            "params.best.safetensors",
-            "pictures/*.png",
-            "tensorboard/events*",
-            "hypotheses.test",
-        ):
+        made = ("params.best.safetensors", "pictures/*.png", "tensorboard/events*", "hypotheses.test")
+        for pattern in made:
             expect(any((self.folder / "model").glob(pattern)), f"training wrote no {pattern}")
         expect(done.stderr.count(NEEDS_LIBRARY) == int(not self.library), f"of the C library:\n{done.stderr}")
         self.econmt("train", "quickstart", *keys.split(), *sizes.split())  # goes on from the end

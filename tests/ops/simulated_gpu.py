@@ -11,16 +11,8 @@ from econmt_ops.dispatch import device_limits
 from econmt_ops.dispatch.device_limits import DeviceLimits
 from econmt_ops.dispatch.plans import forget_plans
 
-SHARED = {
-    (7, 5): 64,
-    (8, 0): 163,
-    (8, 6): 99,
-    (8, 7): 163,
-    (8, 9): 99,
-    (9, 0): 227,
-    (10, 0): 227,
-    (12, 0): 99,
-}
+SHARED = {(7, 5): 64} | dict.fromkeys([(8, 0), (8, 7)], 163) | dict.fromkeys([(9, 0), (10, 0)], 227)
+SHARED |= dict.fromkeys([(8, 6), (8, 9), (12, 0)], 99)
 """KiB of shared memory that a program may use, by compute capability (CUDA C++ Programming Guide, table of technical
 specifications per compute capability)."""
 

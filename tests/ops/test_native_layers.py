@@ -36,11 +36,8 @@ CELLS = {"lstm": 4, "gru": 3, "ssru": 2, "lnlstm": 4, "lnglstm": 4}
 """Gates of the cells, in the order of kernels.h."""
 COUNTS = [17, 100, 1, 16, 33, 64]
 """Outputs of each owner's weight."""
-OWNERS = {
-    "one owner": [1],
-    "some without rows": [0, 0, 0, 2, 4, 4, 5],
-    "many rows": [1] * 70 + [3] * 5 + [4] * 2,
-}
+OWNERS = {"one owner": [1], "some without rows": [0, 0, 0, 2, 4, 4, 5]}
+OWNERS["many rows"] = [1] * 70 + [3] * 5 + [4] * 2
 
 
 @dtypes

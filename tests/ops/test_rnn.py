@@ -305,6 +305,8 @@ def test_an_sru_has_its_own_size_where_its_weights_fit_two() -> None:
     u, f, r, x = nn.functional.linear(inputs, *weights).split(3, 2)
     expected = torch.lerp(x, torch.tanh(torch.sigmoid(-f) * u), torch.sigmoid(r))
     assert_close([module(inputs)[0][..., :3]], [expected], 1e-6)
+    program = torch.export.export(module, (inputs,), dynamic_shapes={"inputs": {0: torch.export.Dim("B")}})
+    assert_close([program.module()(inputs.repeat(3, 1, 1))[0][4:]], [module(inputs)[0]], 1e-6)
     upper = econmt_ops.SRU(3, 3).layer_weights(0)
     assert_close(econmt_ops.sru(inputs, (weights, upper))[0], econmt_ops.sru(expected, (upper,))[0], 1e-6)
 

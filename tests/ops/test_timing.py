@@ -210,11 +210,8 @@ def record(milliseconds: float, kept: int = 0) -> MeasurementRecord:
     return MeasurementRecord(milliseconds, milliseconds, milliseconds, kept, 0.0)
 
 
-RECORDS = {
-    "reference": record(4.0, 100),
-    "recompute/gates": record(2.0, 50),
-    "recompute/outputs": record(3.0, 10),
-}
+RECORDS = {"reference": record(4.0, 100), "recompute/gates": record(2.0, 50)}
+RECORDS["recompute/outputs"] = record(3.0, 10)
 
 
 def test_the_fastest_is_chosen() -> None:
@@ -266,6 +263,19 @@ def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.Mo
         monkeypatch.setattr(native, "is_built", lambda built=built: built)
         found = machine(torch.device("cpu"))
         assert found == f"torch {torch.__version__}, econmt_ops 0123, Abacus 3, 7 threads{words}"
+
+
+@pytest.mark.parametrize(
+    "name", ["cells/gru.py", "backends/c/gru.c", "backends/c/tanh.h", "cuda/adam.cu", "a.cuh"]
+)
+def test_another_source_is_another_machine(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "__file__", str(tmp_path / "dispatch" / "measurements.py"))
+    before = measurements.sources.__wrapped__()
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("kernel")
+    assert measurements.sources.__wrapped__() != before
 
 
 def test_old_machines_are_forgotten(tmp_path: Path) -> None:

@@ -90,11 +90,7 @@ def test_commands_are_found_and_can_fail() -> None:
         ["translate", "-m", "x"],
         ["info", "x"],
     ]
-    for wrong in (
-        ["trian"],
-        ["train", "multi30k", "--nosuch"],
-        ["train", "multi30k", "training.batchsize=3"],
-    ):
+    for wrong in (["trian"], *(["train", "multi30k", key] for key in ("--nosuch", "training.batchsize=3"))):
         with pytest.raises(Exception, match=r"nosuch|trian|batchsize"):
             check(wrong)
     assert sum(len(list(commands(page))) for page in PAGES) > 30

@@ -115,14 +115,8 @@ def test_a_file_with_another_time_is_read_as_a_whole(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("value", [None, 0, 1, 2, 3])
 def test_conditions_of_numbers(value: int | None) -> None:
     values = {"a.b": 0 if value is None else value, "a.c": 2}
-    found = [
-        each.holds(values)
-        for each in (
-            conditions.at_most("a.b", 2),
-            conditions.at_least("a.b", 2),
-            conditions.below("a.b", "a.c"),
-        )
-    ]
+    each = conditions.at_most("a.b", 2), conditions.at_least("a.b", 2), conditions.below("a.b", "a.c")
+    found = [condition.holds(values) for condition in each]
     assert found == [values["a.b"] <= 2, values["a.b"] >= 2, values["a.b"] < 2]
     for condition, holds in (
         (conditions.at_most("x", 0), True),

@@ -132,17 +132,15 @@ class ForwardBlocks(_DecoderBlocks):
     def run(self, begin: int, end: int) -> None:
         """Runs steps begin to end."""
         problem, result = self.problem, self._result
-        first = (
-            result.outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype).contiguous()
-        )
+        first = result.outputs[begin - 1] if begin else problem.call.first_output.to(problem.dtype)
         decoder.run(
             "forward",
             self.sizes,
             **self.tensors,
             sums=self._bottom(begin, end),
-            bias=problem.layers[1].read_bias if self.sizes.layers > 1 else None,
-            combine_bias=problem.combine_bias,
-            first_output=first,
+            bias=decoder.aligned(problem.layers[1].read_bias) if self.sizes.layers > 1 else None,
+            combine_bias=decoder.aligned(problem.combine_bias),
+            first_output=decoder.aligned(first.contiguous()),
             outputs=result.outputs[begin:end],
             attention=result.attention[begin:end],
             h=[h[begin:end] for h in result.h] if result.h.shape[1] else [],
@@ -180,7 +178,7 @@ class BackwardBlocks(_DecoderBlocks):
         """Runs the steps of a block as `BackwardSteps.run` does."""
         assert isinstance(block, LSTMBlock)
         steps = slice(block.begin, block.end)
-        queries, doutputs = torch.empty_like(block.query), self._pass.doutputs
+        queries, da = torch.empty_like(block.query), decoder.aligned(dcontexts)
         decoder.run(
             "backward",
             self.sizes,
@@ -189,12 +187,12 @@ class BackwardBlocks(_DecoderBlocks):
             context=contexts,
             outputs=self._pass.stash.outputs[steps],
             attention=self._pass.weights[steps],
-            doutputs=None if doutputs is None else decoder.aligned(doutputs[steps]),
+            doutputs=None if self._pass.doutputs is None else decoder.aligned(self._pass.doutputs[steps]),
             gates=block.gates,
             cells=[cells for cells in block.cells if isinstance(cells, Tensor)],
             dgates=block.dreads,
             dquery=queries,
-            da=dcontexts,
+            da=da,
             dscores=self._pass.dscores[steps],
             state_do=self.do,
             state_dh=self.dh,
@@ -203,4 +201,6 @@ class BackwardBlocks(_DecoderBlocks):
             mask=self.mask(block.begin, block.end),
             scale=self.problem.scale,
         )
+        if da is not dcontexts:  # memory of the caller, which begins anywhere
+            dcontexts.copy_(da)
         return ShareGradients(queries, dcontexts, None)

@@ -102,8 +102,8 @@ def decide(records: Mapping[str, MeasurementRecord], rule: str, byte_limit: int 
 @functools.cache
 def sources() -> str:
     """Returns a digest of econmt_ops' sources, since times change with any of them."""
-    digest, root = hashlib.sha256(), Path(__file__).parents[1]
-    for file in sorted(file for file in root.rglob("*") if file.suffix in (".py", ".c", ".h")):
+    digest, root, kinds = hashlib.sha256(), Path(__file__).parents[1], (".py", ".c", ".h", ".cu", ".cuh")
+    for file in sorted(file for file in root.rglob("*") if file.suffix in kinds):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -128,7 +128,7 @@ class SRU(CellLayers):
     def _run_layers(self, inputs: Tensor, state: State | None, *options: Any) -> tuple[Tensor, State]:
         if state is None and 4 * self.hidden_size == 3 * self.input_size:
             # The weights fit another size, too, but a state does not.
-            zeros = inputs.new_zeros(len(inputs), self.hidden_size)
+            zeros = inputs.new_zeros(inputs.shape[0], self.hidden_size)
             state = ((zeros,),) * (self.num_layers * (1 + self.bidirectional))
         return super()._run_layers(inputs, state, *options)
 

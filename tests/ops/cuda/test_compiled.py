@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
 import shutil
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ import torch
 from econmt_ops.backends.cuda import adam, decoder, library
 from econmt_ops.backends.cuda.library import architecture
 
+CARDS = [pytest.param(each, marks=pytest.mark.thorough) for each in ((7, 5), (8, 0), (8, 9), (9, 0), (12, 0))]
 SPILLED = 16
 """Bytes of a thread's registers that may be kept in memory."""
 
@@ -33,16 +37,7 @@ def compile_source(name: str, capability: tuple[int, int], macros: dict[str, int
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "capability",
-    [
-        (8, 6),
-        *(
-            pytest.param(each, marks=pytest.mark.thorough)
-            for each in ((7, 5), (8, 0), (8, 9), (9, 0), (12, 0))
-        ),
-    ],
-)
+@pytest.mark.parametrize("capability", [(8, 6), *CARDS])
 def test_adam_is_compiled_for_every_card(capability: tuple[int, int], tmp_path: Path) -> None:
     said = compile_source("adam.cu", capability, adam.MACROS, tmp_path)
     assert re.findall(r"(\d+) bytes spill stores", said) == ["0"]
@@ -65,19 +60,35 @@ def test_registers_suffice_and_products_overlap(
     assert int(spilled) <= SPILLED, said
 
 
-def test_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_code_is_compiled_once_by_each_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled: list[bytes] = []
+    version = [12, 8]
 
     def compile_source(*which: object) -> bytes:
         compiled.append(repr(which).encode())
         return compiled[-1]
 
+    def tell(*numbers: Any) -> None:
+        for number, value in zip(numbers, version, strict=True):
+            ctypes.cast(number, ctypes.POINTER(ctypes.c_int))[0] = value
+
     monkeypatch.setattr(library, "_compiled", compile_source)
+    monkeypatch.setattr(library, "_nvrtc", lambda: SimpleNamespace(nvrtcVersion=tell))
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
-    each = itertools.product(("adam.cu", "decoder_forward.cu"), ({"A": 2}, {"A": 3}), ((9, 0), (8, 0)))
-    codes = [library.compiled(*which) for which in [*each] * 2]
+    each = [*itertools.product(("adam.cu", "decoder_forward.cu"), ({"A": 2}, {"A": 3}), ((9, 0), (8, 0)))]
+    codes = [library.compiled(*which) for which in each * 2]
     assert b"['--gpu-architecture=sm_90a', '--std=c++17', '-DA=2']" in codes[0]
     assert codes[:8] == codes[8:] == compiled
+    version[1] = 9
+    assert [library.compiled(*which) for which in each * 2] == codes
+    assert compiled == codes
+    files = [*library.code_folder("cuda").iterdir()]
+    assert len(files) == 16
+    for number, file in enumerate(files):  # what a power cut can leave
+        content = file.read_bytes()
+        file.write_bytes([b"", content[:40], content[:-1], bytes(len(content))][number % 4])
+    assert [library.compiled(*which) for which in each * 2] == codes
+    assert len(compiled) == 24
 
 
 def test_both_kernels_of_a_decoder_are_compiled_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ class Drawn:
         assert int(tokens.max()) < self.shape[1]
         scores = 2.0 * torch.randn(self.shape, generator=self.draw)
         scores[:, 3] += self.end
+        scores[0, 16:] = -torch.inf  # all scores of a chunk
         padded = torch.full((self.shape[0], self.shape[1] + 3), torch.nan)
         padded[:, : self.shape[1]] = scores
         return padded.to(self.device)[:, : self.shape[1]], tokens

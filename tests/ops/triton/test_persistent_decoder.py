@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import problem, reference
@@ -243,6 +243,36 @@ def test_which_calls_run_in_blocks(device: str, launches: list[str]) -> None:
             tensors["weights"] = tensors["weights"]._replace(layers=(layer._replace(input=make(256, 40)),))
         check(tensors, None, torch.float16, **options)
     assert not launches
+
+
+@pytest.mark.usefixtures("tf32")
+def test_tensors_may_begin_anywhere(
+    device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As parameters do that are parts of one vector; the kernels read and write 16 bytes at a time."""
+    set_field = decoder._set
+
+    def set_aligned(argument: Any, name: str, value: Any) -> None:
+        for part in tree_leaves(value):
+            assert not isinstance(part, torch.Tensor) or part.data_ptr() % 16 == 0, name
+        set_field(argument, name, value)
+
+    monkeypatch.setattr(decoder, "_set", set_aligned)
+    make, found, options = Make(device, torch.float32), [], DecoderOptions(None, overwrites=True)
+    tensors, doutputs = arguments(make, 3, 1, 5, 2), make(1, 3, 64)
+    for before in (0, 1):
+
+        def moved(part: Any, before: int = before) -> Any:
+            whole = None if part is None else torch.cat([part.new_zeros(before), part.flatten()])
+            return None if whole is None else whole[before:].view_as(part).requires_grad_()
+
+        given = tree_map(moved, tensors)
+        outputs, _, _ = attentional_lstm(**given, options=options, stash="attention")
+        wanted = [part for part in tree_leaves(given) if part is not None]
+        gradients = torch.autograd.grad(outputs, wanted, moved(doutputs).detach().transpose(0, 1))
+        found.append([outputs, *gradients])
+    assert launches == ["forward", "backward"] * 2
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

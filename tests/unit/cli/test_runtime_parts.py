@@ -52,11 +52,8 @@ def test_lines_are_the_same_in_blocks_of_any_size(texts: list[str], ends: bool, 
 def test_files_without_text_or_an_end_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"one\ntwo three\n\nfour")[:-9])
     (tmp_path / "empty").write_bytes(b"")
-    for name, message in (
-        ("cut.gz", "corrupt gzip file"),
-        ("empty", "the file is empty"),
-        (".", "cannot be read"),
-    ):
+    wrong = {"cut.gz": "corrupt gzip file", "empty": "the file is empty", ".": "cannot be read"}
+    for name, message in wrong.items():
         with pytest.raises(RuntimeInputError, match=message):
             list(file_chunks(tmp_path / name))
 

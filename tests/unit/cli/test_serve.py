@@ -49,11 +49,8 @@ def test_proxies_are_addresses_or_networks(call: Call, tmp_path: Path, given: st
 
 def test_proxies_of_ipv4_are_known_by_a_socket_of_ipv6() -> None:
     assert _proxies("") == []
-    assert _proxies("10.0.0.0/8, ::1,192.0.2.1") == [
-        *("10.0.0.0/8", "::ffff:10.0.0.0/104"),
-        "::1/128",
-        *("192.0.2.1/32", "::ffff:192.0.2.1/128"),
-    ]
+    network, host = ("10.0.0.0/8", "::ffff:10.0.0.0/104"), ("192.0.2.1/32", "::ffff:192.0.2.1/128")
+    assert _proxies("10.0.0.0/8, ::1,192.0.2.1") == [*network, "::1/128", *host]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

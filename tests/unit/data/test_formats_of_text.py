@@ -106,12 +106,8 @@ def write_table(path: Path, pairs: list[tuple[str, str]], nested: bool) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_tables_become_pairs(tmp_path: Path, nested: bool) -> None:
-    pairs = [
-        ("A\ndog", "Ein\r\nHund"),
-        ("x\u2028y", "z"),
-        (None, "q"),
-        *((str(i), f"-{i}") for i in range(2000)),
-    ]
+    many = ((str(i), f"-{i}") for i in range(2000))
+    pairs = [("A\ndog", "Ein\r\nHund"), ("x\u2028y", "z"), (None, "q"), *many]
     write_table(tmp_path / "t.parquet", pairs, nested)  # type: ignore[arg-type]
     found = list(read_pairs(find_corpus("t", "en", "de", [tmp_path], progress=False)))
     assert found[:3] == [("A dog", "Ein Hund"), ("x\u2028y", "z"), ("", "q")]

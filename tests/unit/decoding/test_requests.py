@@ -100,10 +100,8 @@ def test_phrases_are_cut_as_in_a_sentence(subwords: Vocabularies) -> None:
     sentence_constraints = ConstraintCompiler(target, (), Glossary({"dog": "Hund"}))
     assert sentence_constraints.of(Request("a cat"), "x:1") == DecodingConstraints()
     constraints = sentence_constraints.of(Request("a dog", ["ein Haus"], target_prefix="der"), "x:1")
-    assert constraints.phrases == (
-        Phrase(tuple(target.encode("Hund")), True),
-        Phrase(tuple(target.encode("ein Haus")), True),
-    )
+    phrases = [Phrase(tuple(target.encode(words)), True) for words in ("Hund", "ein Haus")]
+    assert constraints.phrases == tuple(phrases)
     assert constraints.prefix == tuple(target.encode("der"))
     both = ConstraintCompiler(target, ["Mann"]).of(Request("a", avoid=["Haus"]), "x:1").avoidances
     found = [any(each.is_in(target.encode(word)) for each in both) for word in ("Mann", "Haus", "Hund")]

@@ -92,11 +92,8 @@ def test_references_are_kept_where_the_teacher_fails(tmp_path: Path) -> None:
     text = made(tmp_path, references, lists=lists)
     assert (tmp_path / "text/train.de").read_text() == "der Hund rennt schnell los\n\nzwei Kater\n"
     assert (text.statistics.chosen, text.statistics.kept) == (1, 1)
-    for most, first, counts in (
-        (9, "los, und los", (0, 2)),
-        (30, "los, und los", (0, 2)),
-        (40, "los", (1, 1)),
-    ):
+    both = "los, und los", (0, 2)
+    for most, first, counts in ((9, *both), (30, *both), (40, "los", (1, 1))):
         text = made(tmp_path / str(most), references, lists=lists, most=most)
         lines = (tmp_path / str(most) / "text/train.de").read_text().split("\n")
         assert lines[0] == f"der Hund rennt schnell {first}"

@@ -108,11 +108,8 @@ def test_settings_name_what_translations_depend_on(tmp_path: Path, monkeypatch: 
     assert {field.name for field in fields(TeacherChoice)} == OTHER.keys()
     for name, (value, matters) in OTHER.items():
         assert (replace(teacher, **{name: value}).settings != teacher.settings) == matters, name  # type: ignore[arg-type]
-    assert teacher.settings == {
-        "kind of teacher": "ctranslate2",
-        "--beam-size": "the model's",
-        "--nbest-size": "1",
-    }
+    expected = {"kind of teacher": "ctranslate2", "--beam-size": "the model's", "--nbest-size": "1"}
+    assert teacher.settings == expected
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,8 @@ def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None
     wait = "wait for one another; --threads"
     busy = f"6 processes already use the 2 cores of this machine, and 2 threads {wait} 1 may be faster"
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
-    for load, count, warning in (
-        (0.5, 2, None),
-        (0.5, 8, f"8 threads on 2 cores {wait} 2 is faster"),
-        (6.1, 1, None),
-        (6.1, 2, busy),
-    ):
+    slow = f"8 threads on 2 cores {wait} 2 is faster"
+    for load, count, warning in ((0.5, 2, None), (0.5, 8, slow), (6.1, 1, None), (6.1, 2, busy)):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load,) * 3, raising=False)
         assert crowded(count) == warning
 

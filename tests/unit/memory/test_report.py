@@ -126,11 +126,8 @@ def test_a_technique_without_times_has_no_speed() -> None:
 
 def test_stash_by_layer_and_technique() -> None:
     rows = cells(stash_table([make_profile("reference", 4), make_profile("all", 1)]))
-    assert rows == [
-        ["technique", "attention MB", "decoder MB"],
-        ["reference", "24.0", "12.0"],
-        ["all", "6.0", "3.0"],
-    ]
+    assert rows[0] == ["technique", "attention MB", "decoder MB"]
+    assert rows[1:] == [["reference", "24.0", "12.0"], ["all", "6.0", "3.0"]]
 
 
 def test_largest_batches() -> None:

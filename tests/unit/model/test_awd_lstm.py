@@ -18,11 +18,8 @@ from econmt_ops.products.dropout import Seed, keep_mask
 
 WORDS, ROWS, STEPS, WIDTHS = 13, 3, 5, [7, 6, 4]
 CPU = torch.device("cpu")
-DROPOUT = {
-    **dict.fromkeys(("embedding", "inputs", "layers", "output"), 0.25),
-    "weights": 0.5,
-    "variational": True,
-}
+DROPOUT = dict.fromkeys(("embedding", "inputs", "layers", "output"), 0.25)
+DROPOUT |= {"weights": 0.5, "variational": True}
 PENALTIES = ActivationPenalties(2.0, 1.0)
 States = list[tuple[Tensor, Tensor]]
 

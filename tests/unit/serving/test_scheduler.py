@@ -200,11 +200,8 @@ async def test_what_clients_gave_up_takes_no_place_from_others(table: Table) -> 
 
 @with_table()
 async def test_a_batch_that_fails_leaves_the_server_at_work(table: Table) -> None:
-    for error, status in (
-        (EconmtError("not finite"), None),
-        (MemoryError(), 503),
-        (ValueError("a bug"), 500),
-    ):
+    statuses = {EconmtError("not finite"): None, MemoryError(): 503, ValueError("a bug"): 500}
+    for error, status in statuses.items():
         table.fake.error = error
         with pytest.raises(EconmtError) as failed:
             await table.answers(table.job("a"))

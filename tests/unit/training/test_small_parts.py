@@ -292,13 +292,8 @@ def test_without_a_terminal_there_are_plain_lines_and_tensorboard_gets_every_fig
     assert log_of(tmp_path) == [FIGURES.line(), "checkpoint [best]"]
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    names = {
-        "train/loss",
-        "train/learning_rate",
-        "train/target_tokens_per_second",
-        "train/process_peak_bytes",
-    }
-    assert names <= set(events.Tags()["scalars"])
+    names = ("loss", "learning_rate", "target_tokens_per_second", "process_peak_bytes")
+    assert {f"train/{name}" for name in names} <= set(events.Tags()["scalars"])
     (event,) = events.Scalars("train/loss")
     assert (event.step, event.value) == (1200, 4.0)
     # What a resumed run writes takes the place of what came after the checkpoint.

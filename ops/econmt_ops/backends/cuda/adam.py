@@ -110,10 +110,8 @@ def _arguments(
         argument.values[number] = update.values.data_ptr()
         argument.gradients[number] = update.gradient.data_ptr()
         argument.first[number], argument.second[number] = (part.data_ptr() for part in update.moments)
-        argument.steps[number], argument.sizes[number] = (
-            update.numbers["step"].data_ptr(),
-            update.values.numel(),
-        )
+        argument.steps[number] = update.numbers["step"].data_ptr()
+        argument.sizes[number] = update.values.numel()
         end += count
         argument.ends[number], argument.salts[number] = end, update.salt
     argument.count = len(updates)

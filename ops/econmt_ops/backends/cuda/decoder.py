@@ -175,8 +175,10 @@ _READY: set[tuple[DecoderSizes, int]] = set()
 """Sizes and devices for which both kernels are there."""
 
 
-def aligned(rows: Tensor) -> Tensor:
+def aligned(rows: Tensor | None) -> Any:
     """Returns a tensor whose rows (along the last axis) begin at multiples of 16 bytes; the same one if possible."""
+    if rows is None:
+        return None
     strides = [rows.stride(axis) * rows.element_size() for axis in range(rows.dim() - 1)]
     fits = rows.stride(-1) == 1 and not any(number % 16 for number in (rows.data_ptr(), *strides))
     return rows if fits else rows.contiguous().clone()
@@ -207,11 +209,7 @@ def _set(argument: Any, name: str, value: Any) -> None:
 def _workspace(like: Tensor, sizes: DecoderSizes, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
     """Allocates what the blocks exchange for a block of steps of outputs ``like``, the groups' counters, and slots."""
     hidden, both = sizes.hidden, sizes.attention + sizes.hidden
-    width = (
-        (1 + 3 * sizes.layers) * hidden + both
-        if kernel == "forward"
-        else both + (4 * sizes.layers + 1) * hidden
-    )
+    width = (1 + (3 if kernel == "forward" else 4) * sizes.layers) * hidden + both
     exchange = like.new_empty(sizes.groups * _ROWS * width)
     slots = (len(like) + 1) * (sizes.layers + 1) * _SLOTS_OF_VECTOR if like.dtype == torch.float32 else 0
     counters = sizes.groups * _COUNTER

@@ -10,8 +10,8 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ _COOPERATIVE, _CLUSTER = 2, 4
 """CUlaunchAttributeID of cooperative launches and of the size of clusters."""
 _MOST_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
-
+_DIGEST = hashlib.sha256().digest_size
+"""Bytes of the digest with which a file of compiled code begins."""
 
 _SCALARS = {"float": ctypes.c_float, "int": ctypes.c_int, "long long": ctypes.c_longlong}
 """Types of ctypes by the names of those types of C that kernels take."""
@@ -114,15 +115,20 @@ def compiled(source: str, macros: Mapping[str, int], capability: tuple[int, int]
     options = [f"--gpu-architecture={chosen}", "--std=c++17"]
     options += [f"-D{name}={value}" for name, value in macros.items()]
     texts = {file.name: file.read_bytes() for file in (_FOLDER / source, *sorted(_FOLDER.glob("*.cuh")))}
-    digest = hashlib.sha256(repr((torch.version.cuda, options, texts)).encode())
-    kept = code_folder("cuda") / f"{digest.hexdigest()}.cubin"
+    version = (ctypes.c_int * 2)()
+    _nvrtc().nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    key = hashlib.sha256(repr((*version, options, texts)).encode()).hexdigest()
+    kept = code_folder("cuda") / f"{key}.cubin"
     with contextlib.suppress(OSError):
-        return kept.read_bytes()
+        content = kept.read_bytes()
+        digest, code = content[:_DIGEST], content[_DIGEST:]
+        if hashlib.sha256(code).digest() == digest:  # not damaged
+            return code
     code = _compiled(source, options, texts)
-    with contextlib.suppress(OSError):  # of a full disk, say
-        temporary = kept.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(code)
-        temporary.replace(kept)
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=kept.parent) as folder:  # full disk
+        written = Path(folder, kept.name)
+        written.write_bytes(hashlib.sha256(code).digest() + code)
+        written.replace(kept)
     return code
 
 
@@ -138,9 +144,8 @@ def _compiled(source: str, options: Sequence[str], texts: Mapping[str, bytes]) -
     )
     if made:
         raise RuntimeError(f"nvrtcCreateProgram failed ({made})")
-    failed = nvrtc.nvrtcCompileProgram(
-        program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))
-    )
+    flags = (ctypes.c_char_p * len(options))(*map(str.encode, options))
+    failed = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     size = ctypes.c_size_t()
     if failed:
         nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -212,12 +217,9 @@ class Kernel:
     def most_blocks(self, shared_bytes: int) -> int:
         """Returns how many blocks with so much shared memory the device runs at the same time."""
         clusters, chosen = ctypes.c_int(), self._configuration(self._cluster, shared_bytes, 0)
-        _check(
-            _driver().cuOccupancyMaxActiveClusters(
-                ctypes.byref(clusters), self._function, ctypes.byref(chosen)
-            ),
-            "cuOccupancyMaxActiveClusters",
-        )
+        most = _driver().cuOccupancyMaxActiveClusters
+        code = most(ctypes.byref(clusters), self._function, ctypes.byref(chosen))
+        _check(code, "cuOccupancyMaxActiveClusters")
         return clusters.value * self._cluster
 
     def launch(self, blocks: int, shared_bytes: int, argument: ctypes.Structure) -> None:

@@ -16,6 +16,8 @@ _CHUNK = 2048
 
 _LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 _ALL_BITS = tl.constexpr(0x7FFFFFFF)
+_LEAST = tl.constexpr(-3e38)
+"""Number that is subtracted from the scores of a chunk if all are -inf."""
 
 
 @triton.jit
@@ -36,7 +38,7 @@ def beam_candidates(
     x = tl.load(scores + row * scores_row + token, mask=token < size, other=-float("inf")).to(tl.float32)
     highest = tl.max(x, 0)
     tl.store(maxima + place, highest)
-    tl.store(sums + place, tl.sum(tl.exp(x - highest), 0))
+    tl.store(sums + place, tl.sum(tl.exp(x - tl.maximum(highest, _LEAST)), 0))
     x = tl.where((token == BARRED) | (token == ALSO_BARRED), -float("inf"), x)
     key = (_ordered(x.to(tl.int32, bitcast=True)).to(tl.int64) << 32) | (token ^ _ALL_BITS).to(tl.int64)
     for number in tl.static_range(WIDTH):

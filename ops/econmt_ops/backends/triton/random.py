@@ -60,9 +60,11 @@ def dropout_values(
     first of a group.
     """
     seed = derive(tl.load(seed_pointer), index)
-    row = tl.program_id(2).to(tl.int64)
-    block = tl.program_id(0).to(tl.int64) * GROUPS
-    start = tl.program_id(1).to(tl.int64) * POSITIONS
+    # One axis for all: a grid has 65,535 programs at most along the others.
+    tile, tiles = tl.program_id(0), tl.cdiv(width if ALIGNED else width + 7, 8 * GROUPS)
+    span, spans = tile // tiles, tl.cdiv(positions, POSITIONS)
+    row, block = (span // spans).to(tl.int64), (tile % tiles).to(tl.int64) * GROUPS
+    start = (span % spans).to(tl.int64) * POSITIONS
     for position in range(start, tl.minimum(start + POSITIONS, positions)):
         begin = first.to(tl.int64) + row * mask_row + position * mask_position
         kept = _keep_groups(seed, begin // 8 + block + tl.arange(0, GROUPS), threshold)
@@ -87,7 +89,7 @@ def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: in
     """
     mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
     if elements:
-        dropout_values[(triton.cdiv(elements + first % 8, 8 * _GROUPS), 1, 1)](
+        dropout_values[(triton.cdiv(elements + first % 8, 8 * _GROUPS),)](
             seed, index, threshold, 1.0, None, mask.view(torch.int8), 1, elements, first, 0, 0, 0, 0,
             ALIGNED=first % 8 == 0, GROUPS=_GROUPS, POSITIONS=1,
         )  # fmt: skip
@@ -132,8 +134,8 @@ def dropout(
     first = first_row * (width if variational else values.numel() // values.shape[0])
     aligned = width % 8 == 0 and first % 8 == 0
     # An unaligned row may need one group more: its first elements can be in the last group of the previous row.
-    grid = (triton.cdiv(width if aligned else width + 7, 8 * groups), triton.cdiv(positions, block), rows)
-    dropout_values[grid](
+    tiles = triton.cdiv(width if aligned else width + 7, 8 * groups)
+    dropout_values[(tiles * triton.cdiv(positions, block) * rows,)](
         seed, index, threshold, scale, values, results, positions, width, first, *strides, mask_row, mask_position,
         ALIGNED=aligned, GROUPS=groups, POSITIONS=block,
     )  # fmt: skip

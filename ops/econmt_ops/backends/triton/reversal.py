@@ -14,10 +14,10 @@ _COLUMNS = 1024
 @triton.jit
 def reversal_rows(values, results, lengths, positions, width, COLUMNS: tl.constexpr):
     """Copies a tile of columns of one position of a row; values and results (B, T, W)."""
-    row, position = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    row, position = tl.program_id(0).to(tl.int64) // positions, tl.program_id(0) % positions
     length = tl.load(lengths + row).to(tl.int32)
     source = tl.where(position < length, length - 1 - position, position)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     moved = tl.load(values + (row * positions + source) * width + column, mask=column < width)
     tl.store(results + (row * positions + position) * width + column, moved, mask=column < width)
 
@@ -35,11 +35,7 @@ def reverse(values: Tensor, lengths: Tensor) -> Tensor:
         rows, positions = values.shape[:2]
         width = values.numel() // (rows * positions)
         columns = min(_COLUMNS, triton.next_power_of_2(width))
-        grid = (triton.cdiv(width, columns), positions, rows)
-        moved = (
-            (values.view(torch.int8), results.view(torch.int8))
-            if values.dtype == torch.bool
-            else (values, results)
-        )
+        grid = (rows * positions, triton.cdiv(width, columns))  # of which the other axes have 65,535 at most
+        moved = [each.view(torch.int8) if each.dtype == torch.bool else each for each in (values, results)]
         reversal_rows[grid](*moved, lengths, positions, width, COLUMNS=columns)
     return results
