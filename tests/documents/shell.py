@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
-import socket
 import stat
 import subprocess
 import sys
-import time
-from contextlib import closing
 from pathlib import Path
 
 from tests.conftest import PATIENCE, ROOT, econmt_environment
@@ -86,10 +84,10 @@ class Shell:
             check=False,
         )
 
-    def serve(self, command: str, folder: Path, port: int) -> subprocess.Popen[bytes]:
-        """Starts ``econmt serve`` and returns when it accepts connections."""
+    def serve(self, command: str, folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+        """Starts ``econmt serve`` at any free port; returns when it listens, with the port."""
         process = subprocess.Popen(
-            [*shlex.split(command, comments=True), "--port", str(port)],
+            [*shlex.split(command, comments=True), "--port", "0"],
             executable=str(self._programs / "econmt"),
             cwd=folder,
             env=self.environment,
@@ -97,16 +95,12 @@ class Shell:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            with closing(socket.socket()) as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                    return process
-            if process.poll() is not None:
-                break
-            time.sleep(0.1)
-        process.kill()
-        raise AssertionError(process.communicate()[1].decode())
+        said = []
+        for line in process.stderr:
+            if found := re.search(rb" listening on http://.*:(\d+)/", line):
+                return process, int(found[1])
+            said.append(line.decode())
+        raise AssertionError("".join(said))
 
     def close(self) -> None:
         """Ends the server and every command that it still runs."""

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -79,9 +78,7 @@ class Reader:
     def __init__(self, page: str, shell: Shell, folder: Path, *, with_slow: bool = False) -> None:
         self.page, self.shell, self.folder, self.with_slow = page, shell, folder, with_slow
         self.server: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = 0
 
     def follow(self) -> None:
         for block in blocks(self.page):
@@ -108,7 +105,7 @@ class Reader:
                 pytest.importorskip(package)
         if command.startswith("econmt serve"):
             self.stop()
-            self.server = self.shell.serve(command, self.folder, self.port)
+            self.server, self.port = self.shell.serve(command, self.folder)
             return
         self.check(command.replace("127.0.0.1:5000", f"127.0.0.1:{self.port}"), block)
         if command.startswith("econmt recipes copy"):

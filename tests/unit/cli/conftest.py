@@ -13,6 +13,7 @@ import pytest
 
 from econmt.cli.main import main
 from econmt.training.run import run_recipe
+from tests.conftest import PATIENCE
 from tests.unit.training.tiny import Run, write_text
 
 SUBWORDS = (
@@ -46,8 +47,9 @@ Call = Callable[..., Ended]
 
 @pytest.fixture(autouse=True)
 def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands see an idle machine: on a busy one they warn on standard error, a line that no test here expects."""
+    """Commands see an idle, quick machine: on a busy one they warn, and tell what takes long, on standard error."""
     monkeypatch.setattr("os.getloadavg", lambda: (0.0,) * 3, raising=False)
+    monkeypatch.setattr("econmt.data.progress_bars.QUIET_SECONDS", PATIENCE)
 
 
 @pytest.fixture

@@ -244,8 +244,7 @@ def test_terms_are_annotated_and_forced_where_they_still_lack(model: econmt.Trai
         assert each.source_tokens == model.vocabularies.source.tokens(model.vocabularies.source.encode(line))
         assert each.attention.shape == (len(each.tokens) + 1, len(each.source_tokens) + 1)
         torch.testing.assert_close(each.attention.sum(dim=1), torch.ones(len(each.tokens) + 1))
-    plain = model.translate(LINES)
-    assert found[1].text == plain[1].text
+    assert found[1].text == model.translate(LINES)[1].text
 
 
 def test_annotation_alone_is_an_ordinary_search_of_another_source(model: econmt.TrainedModel) -> None:

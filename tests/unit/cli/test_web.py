@@ -23,7 +23,7 @@ from econmt.data.text.glossary import Glossary
 from econmt.decoding.translation import Translation
 from econmt.export.runtime import export_runtime
 from econmt_runtime.text import Subwords
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE, ROOT
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_refusals import refused
 from tests.unit.cli.test_runtime import (
@@ -59,6 +59,7 @@ def served(folder: Path) -> Iterator[str]:
 def page(browser: sync_api.Browser) -> Iterator[sync_api.Page]:
     """An empty page, whose scripts must not fail."""
     with browser.new_page() as opened:
+        opened.set_default_timeout(1000 * PATIENCE)
         yield opened
         assert opened.page_errors() == []
 

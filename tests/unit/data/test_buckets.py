@@ -163,7 +163,7 @@ def test_every_pair_is_in_one_batch_that_has_room_for_it(
             assert all(other_source < source for _, other_source, *_ in later)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(buckets.map(sorted))
 def test_batches_of_mixed_shape_are_no_larger_than_their_pairs(
     given_buckets: list[tuple[int, int, int, int]],

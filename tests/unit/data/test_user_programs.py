@@ -94,7 +94,7 @@ def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: p
     before = len([*Path("/dev/fd").iterdir()])
     with pytest.raises(ProgramError, match="cannot be started: no more processes"):
         run("cat", [])
-    assert len([*Path("/dev/fd").iterdir()]) == before, "no descriptor stays open"
+    assert len([*Path("/dev/fd").iterdir()]) <= before, "no descriptor stays open"
 
 
 def test_endless_output_is_ended(monkeypatch: pytest.MonkeyPatch, held: Callable[[], bool]) -> None:
@@ -114,8 +114,8 @@ def test_nothing_left_running_is_waited_for_and_all_stops(held: Callable[[], boo
     """Another process holds its standard output and error."""
     assert run("sleep 1000 3>$HELD & echo a", [], keep_errors=True) == ([b"a"], 0, "")
     assert held(), "what the program has started ends with it"
-    with start_program(["sh", "-c", "echo $HELD $TOLD $HOME"], [], {"HELD": "a", "TOLD": "b"}) as program:
-        expected = f"a b {os.environ['HOME']}".encode()
+    with start_program(["sh", "-c", "echo $HELD $TOLD $PATH"], [], {"HELD": "a", "TOLD": "b"}) as program:
+        expected = f"a b {os.environ['PATH']}".encode()
         assert list(program.output()) == [expected], "what is given goes before the process's own"
     (line,), _, _ = run("grep SigIgn /proc/self/status", [])
     ignored = int(line.split()[1], 16)

@@ -187,7 +187,7 @@ def marked_lines(draw: st.DrawFn) -> str:
     return level(0, len(words), 0)
 
 
-@settings(max_examples=120, derandomize=True)
+@settings(max_examples=120)
 @given(
     marked_lines(), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12), st.integers(0, 7)
 )

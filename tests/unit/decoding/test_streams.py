@@ -20,25 +20,19 @@ from econmt.decoding.formats import format_translation
 from econmt.decoding.streams import BLOCK_BYTES, LineOutput, decode_line, read_chunks, shown_on_terminal
 from econmt.decoding.translation import EMPTY, NBestEntry, Translation
 from econmt.errors import InputError
+from tests.conftest import PATIENCE
 
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, Callable[[bytes], int], Callable[[], None]]]:
     """A read end, and functions that write and close the other end; a reader that waits for ever is let go."""
     reader, writer = os.pipe()
-    closed = threading.Event()
-
-    def close() -> None:
-        if not closed.is_set():
-            closed.set()
-            os.close(writer)
-
-    rescue = threading.Timer(20.0, close)
-    rescue.start()
-    yield reader, lambda content: os.write(writer, content), close
-    rescue.cancel()
-    rescue.join()
-    close()
+    with os.fdopen(writer, "wb", 0) as stream:
+        rescue = threading.Timer(PATIENCE, stream.close)
+        rescue.start()
+        yield reader, stream.write, stream.close
+        rescue.cancel()
+        rescue.join()
     os.close(reader)
 
 

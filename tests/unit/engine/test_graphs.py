@@ -204,8 +204,7 @@ def test_too_little_memory_for_a_graph_is_one_line(
 @pytest.mark.cuda
 def test_graphs_can_be_off(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphedStep, "_prepare", None)
-    result = make_run(*GPU, "training.cuda_graphs=off").train()
-    assert result.update == 8
+    assert make_run(*GPU, "training.cuda_graphs=off").train().update == 8
 
 
 @dataclass(frozen=True)

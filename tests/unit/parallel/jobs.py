@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 from rich.console import Console
 from torch import Tensor, distributed, nn
 
@@ -98,8 +100,12 @@ def hang(communicator: Communicator) -> list[str]:
         raise SystemExit
 
     communicator.note(7)
+    control = communicator._control  # type: ignore[attr-defined]
+    assert control._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=600)
+    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=0.1), control)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "talk", said.append)
+        patch.setattr(processes, "_ROLL_CALL", PATIENCE)
         patch.setattr(processes.time, "sleep", left.wait)
         patch.setattr(os, "_exit", leave)
         if communicator.rank == 0:

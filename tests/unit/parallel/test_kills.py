@@ -64,9 +64,6 @@ class Run:
     def wait_until_it_trains(self) -> None:
         self.wait_until(self.folder.commits)
 
-    def wait(self) -> int:
-        return self.launcher.wait(PATIENCE)
-
     def end(self) -> None:
         for process in processes_of_run(self.mark):
             os.kill(process, signal.SIGKILL)
@@ -169,7 +166,7 @@ def test_a_signal_saves_and_ends_all(
     run = start()
     run.wait_until_it_trains()
     os.kill(run.launcher.pid if whom == "launcher" else run.ranks()[1], number)
-    assert run.wait() == 128 + number
+    assert run.launcher.wait(PATIENCE) == 128 + number
     assert not processes_of_run(run.mark)
     (line,) = [each for each in run.said.splitlines() if each.startswith("econmt: ")]
     assert line.startswith(f"econmt: {name}: saved at update ")

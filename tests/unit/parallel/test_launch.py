@@ -59,9 +59,9 @@ def test_all_start_again_when_one_was_lost(run: Launch, capfd: pytest.CaptureFix
 
 
 def test_errors_results_and_words_of_ranks(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run("sys.stderr.write(f'{rank} ')\nsys.exit(2)", 3) == 2
+    assert run("sys.stderr.write(f'{rank} ')\nsys.exit(2)", 3, grace=60.0) == 2
     assert sorted(capfd.readouterr().err.split()) == ["0", "1"]
-    assert run("if rank == 0: time.sleep(1)") == 0
+    assert run("if rank == 0: time.sleep(0.2)") == 0
     assert capfd.readouterr().err == ""
     words = ("output=a$$b", "${local_rank}", "$x")
     assert run("print(sys.argv[1:]) if rank else None", 0, *words) == 0

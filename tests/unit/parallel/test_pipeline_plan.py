@@ -154,8 +154,7 @@ FREE = Link(0.0, 0.0)
 def test_every_parameter_has_a_home(task: Task, told: str) -> None:
     model, how = task.build_model().train(), Implementations.everywhere("reference")
     plan = plan_pipeline(model, 2, Shape(4, 16, 16), FREE, Precision(), how)
-    again = PipelinePlan(*json.loads(json.dumps(plan)))
-    assert again == plan
+    assert PipelinePlan(*json.loads(json.dumps(plan))) == plan
     assert told in plan.note
     homes = divided(model, plan).homes
     assert homes.keys() == dict(model.named_parameters()).keys()

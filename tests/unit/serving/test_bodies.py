@@ -15,6 +15,7 @@ from econmt_serve.answers import refusal
 from econmt_serve.bodies import Bodies
 from econmt_serve.queries import FileBody, checked_body, read_tree
 from econmt_serve.settings import Refused
+from tests.conftest import PATIENCE
 
 FREE, COMMON = 10, 50
 
@@ -74,7 +75,7 @@ def test_nothing_is_held_of_a_body_that_has_ended(request_: Sent, most: int, exp
     """Twice, as what the first left would count against the second."""
 
     async def run() -> None:
-        received = Bodies(0.01)
+        received = Bodies(0.01 if expected == -408 else PATIENCE)
         for _ in range(2):
             held = [max(0, expected - FREE)] if expected >= 0 else []
             assert await outcome(received, request_, most, held) == expected
@@ -85,7 +86,7 @@ def test_nothing_is_held_of_a_body_that_has_ended(request_: Sent, most: int, exp
 
 def test_broken_connections_leave_nothing_and_refusals_are_answered() -> None:
     async def run() -> None:
-        received = Bodies(9.0)
+        received = Bodies(PATIENCE)
         with pytest.raises(ConnectionError):
             await outcome(received, Sent(30, ConnectionError()), 99)
         assert received._held == 0
@@ -113,7 +114,7 @@ def test_two_bodies_share_the_bound(sizes: tuple[int, int], fits: bool) -> None:
     """Of each, ten bytes do not count."""
 
     async def run() -> None:
-        received = Bodies(9.0)
+        received = Bodies(PATIENCE)
         async with received.received(Sent(sizes[0]), 99):  # type: ignore[arg-type]
             second = await outcome(received, Sent(*[1] * sizes[1]), 99)
             assert second == (sizes[1] if fits else -503)

@@ -57,7 +57,7 @@ UNFINISHED = {
     "408 of chunks": (CHUNKED + b"5\r\n{    \r\n", 408),
     "413 of a length": (POST + b"Content-Length: 100000000\r\n\r\n{", 413),
     "413 of a long number": (POST + b"Content-Length: 99999999999999999999\r\n\r\n{", 413),
-    "413 of chunks": (CHUNKED + b"50000\r\n" + b" " * 0x50000 + b"\r\n", 413),
+    "413 of chunks": (CHUNKED + b"50000\r\n" + b" " * 268_145, 413),
     "404": (b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", 404),
     "405": (b"POST /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", 405),
     "GET with a body": (b"GET /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", 200),

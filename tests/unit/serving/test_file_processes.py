@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from econmt.decoding.translation import Translation
-from econmt_serve import file_processes, server
+from econmt_serve import bodies, file_processes, server
 from econmt_serve.file_processes import FileProcesses
 from econmt_serve.file_worker import FileTask
 from econmt_serve.files import WORD
@@ -77,7 +78,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
-        pass
+        time.sleep(0.001)
 
 
 def processes_of(client: Client) -> FileProcesses:
@@ -104,11 +105,12 @@ def test_files_that_take_long_stop_nothing_else_and_end_with_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hang(monkeypatch)
+    monkeypatch.setattr(bodies, "_FREE_BYTES", 0)
     with ThreadPoolExecutor(6) as clients:
         with serving(folder, LIMITS) as client:
             processes = processes_of(client)
             answers = [clients.submit(send, client, b"a b", "text/plain") for _ in range(6)]
-            wait_for(lambda: len(processes._reading) == 2)
+            wait_for(lambda: len(processes._reading) == 2 and client.service._bodies._held == 6 * len(b"a b"))
             assert client.get("/health").status == 200
             assert client.post("/translate", q="a b c").status == 200
             counted = b'econmt_requests_total{path="/translate_file"'

@@ -17,6 +17,7 @@ from econmt.api import TrainedModel
 from econmt.estimate.report.page import page as memory_page
 from econmt_serve.files import WORD
 from econmt_serve.settings import Settings
+from tests.conftest import PATIENCE
 from tests.unit.cli.test_runtime import two_targets
 from tests.unit.memory.samples import make_profile, make_report
 from tests.unit.serving.conftest import Client, serving
@@ -28,6 +29,7 @@ CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 MISSING = "no Chromium is installed (Debian: apt-get install chromium)"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 expect = sync_api.expect
+expect.set_options(timeout=1000 * PATIENCE)
 DROP = """(names) => {
   const dataTransfer = new DataTransfer();
   for (const name of names) dataTransfer.items.add(new File([`the text of ${name}`], `${name}.txt`));
@@ -40,7 +42,7 @@ FLAGS += ["--disable-background-networking", "--disable-component-update"]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[sync_api.Browser]:
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=1000 * PATIENCE)
         yield launched
         launched.close()
 
@@ -49,6 +51,7 @@ def browser() -> Iterator[sync_api.Browser]:
 def page(browser: sync_api.Browser, client: Client) -> Iterator[sync_api.Page]:
     """The page of the server; it may ask nobody else, and its scripts must not fail."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
+    context.set_default_timeout(1000 * PATIENCE)
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened = context.new_page()
     asked: list[str] = []
@@ -63,19 +66,15 @@ def page(browser: sync_api.Browser, client: Client) -> Iterator[sync_api.Page]:
     assert all(url.startswith(home) for url in asked)
 
 
-def translation_of(page: sync_api.Page) -> sync_api.Locator:
-    return page.locator("#target")
-
-
 def test_translates_as_one_types(page: sync_api.Page, model: TrainedModel) -> None:
     for text in ("a b c", "h g"):
         page.get_by_role("textbox", name="src").fill(text)
-        expect(translation_of(page)).to_have_text(re.compile(model.translate([text])[0].text))
+        expect(page.locator("#target")).to_have_text(re.compile(model.translate([text])[0].text))
     expect(page.locator("#figures")).to_be_hidden()
     page.get_by_text("Details", exact=True).click()
     expect(page.locator("#figures")).to_contain_text(re.compile(r"Confidence \d+ %.* ms at the .*received"))
     page.get_by_role("textbox", name="src").fill("")
-    expect(translation_of(page)).to_have_text("")
+    expect(page.locator("#target")).to_have_text("")
     expect(page.locator("#attention-card")).to_be_hidden()
 
 
@@ -150,7 +149,7 @@ def test_a_glossary_line_counts_when_it_is_left(page: sync_api.Page) -> None:
     assert bodies == []
     expect(page.locator("#others-card")).to_be_visible()
     page.keyboard.press("Enter")
-    expect(translation_of(page)).to_contain_text("G")
+    expect(page.locator("#target")).to_contain_text("G")
     page.keyboard.type("c")
     page.get_by_label(re.compile("Words to avoid")).focus()
     expect(page.locator("#glossary-wrong")).to_have_text("Line 2 cannot be read. Write “dog = Hund”.")
@@ -184,6 +183,8 @@ def test_an_old_translation_is_grey_until_the_next_comes(page: sync_api.Page, mo
     expect(lines.nth(1)).to_have_text(model.translate(["c d"])[0].text)
     expect(lines.nth(0)).not_to_have_class("stale")
     page.wait_for_timeout(300)
+    while not held:
+        page.wait_for_timeout(300)
     assert [each.request.post_data_json["q"] for each in held] == [["c"]]
     held[0].continue_()
     expect(lines.nth(1)).to_have_text(model.translate(["c"])[0].text)
@@ -236,12 +237,14 @@ def test_another_translation_is_chosen_and_copied(page: sync_api.Page, model: Tr
     items = page.locator("#others li span")
     expect(items).to_have_text([each for each in others if each.strip()])
     page.evaluate("kept = navigator.clipboard; navigator.__proto__ = {}")  # as over plain http
+    page.evaluate("wait = setTimeout; setTimeout = (act) => later.push(act); later = []")
     page.get_by_role("button", name="Copy “").first.dblclick()
     expect(page.get_by_text("Copied")).to_be_visible()
+    page.evaluate("setTimeout = wait; later.forEach((act) => act())")
     assert page.evaluate("kept.readText()") == others[0]
     expect(page.get_by_text("Copied")).to_have_count(0)
     page.get_by_role("button", name="Use “").first.click()
-    expect(translation_of(page)).to_have_text(f"{others[0]} {model.translate(['C'])[0].text}")
+    expect(page.locator("#target")).to_have_text(f"{others[0]} {model.translate(['C'])[0].text}")
     expect(items.first).to_have_text(best)
 
 
@@ -314,12 +317,13 @@ def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) ->
         page.evaluate(DROP, names)
         expect(alert).to_have_text(told)
     expect(page.locator("#source .line")).to_have_text(["the text of c"])
-    busy = {"Retry-After": "1"}
-    page.route(re.compile("_file|languages"), lambda it: it.fulfill(status=503, headers=busy), times=2)
+    busy, paths = {"Retry-After": "1"}, re.compile("_file|languages")
+    page.route(paths, lambda it: it.fulfill(status=503, headers=busy))
     page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": document()})
     expect(alert).to_have_text("The server is busy.")
     page.reload()
     expect(alert).to_have_text("The server is busy. It is tried again in 1 s.")
+    page.unroute(paths)
     expect(page.get_by_role("heading", name="src")).to_be_visible()
 
 
@@ -348,7 +352,7 @@ def test_a_language_is_chosen_where_tags_do(browser: sync_api.Browser, folder: P
     model = econmt.load(two_targets(folder.parent, tmp_path), precision="float32")
     with serving(tmp_path / "model", Settings()) as client, browser.new_page() as opened:
         opened.goto(f"http://127.0.0.1:{client.port}/")
-        menu, target = opened.get_by_role("combobox", name="Languages"), translation_of(opened)
+        menu, target = opened.get_by_role("combobox", name="Languages"), opened.locator("#target")
         expect(menu.get_by_role("option")).to_have_text(
             [f"Any language to {each}" for each in ("French", "German")]
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
@@ -150,13 +151,14 @@ async def test_nothing_is_waited_for_when_there_is_a_batch(table: Table) -> None
     assert not table.scheduler._waiting
 
 
-@with_table(wait_ms=500.0)
+@with_table(wait_ms=500.0 * PATIENCE)
 async def test_sentences_that_come_within_the_wait_go_together(table: Table) -> None:
     table.fake.go.set()
     first, second = table.job("a"), table.job("b")
     table.scheduler.submit([first])
     await asyncio.sleep(0)
     table.scheduler.submit([second])
+    table.running.get_loop().time = lambda: time.monotonic() + 0.6 * PATIENCE  # type: ignore[method-assign]
     await asyncio.gather(first.answer, second.answer)
     assert table.fake.batches == [["a", "b"]]
 

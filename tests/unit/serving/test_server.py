@@ -7,6 +7,7 @@ import json
 import math
 import re
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ from econmt.decoding.translation import EMPTY, Translation
 from econmt.errors import InputError
 from econmt_serve import answers, queries, server
 from econmt_serve.app import Service, _answers
-from econmt_serve.models import TranslationJob, by_pair
+from econmt_serve.models import LoadedModels, TranslationJob, by_pair
 from econmt_serve.settings import Refused, Settings
 from econmt_serve.text.passages import TextDivision
 from tests.conftest import PATIENCE
@@ -422,7 +423,9 @@ def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
     return found
 
 
-def test_garbage_and_clients_that_leave(client: Client, model: TrainedModel) -> None:
+def test_garbage_and_clients_that_leave(
+    client: Client, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for garbage in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET\r\n\r\n",
@@ -441,12 +444,14 @@ def test_garbage_and_clients_that_leave(client: Client, model: TrainedModel) -> 
     before = left()
     body = json.dumps({"q": "a b c d e f\n" * 30}).encode()
     head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    translate, gone, end = LoadedModels.translate, threading.Event(), time.monotonic() + PATIENCE
+    monkeypatch.setattr(LoadedModels, "translate", lambda *job: gone.wait(PATIENCE) and translate(*job))
     for _ in range(3):
         exchange(client, head + b"Content-Length: %d\r\n\r\n" % len(body) + body, wait=False)
-    assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
-    end = time.monotonic() + PATIENCE
     while left() < before + 3:
         assert time.monotonic() < end
+    gone.set()
+    assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
 
 
 def test_a_client_that_says_nothing_is_let_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
 
 def test_the_trainer_learns_it(make_run: MakeRun) -> None:
     run = make_run("training.max_updates=24", "training.checkpoint_interval=8")
-    result = run.train()
-    assert result.update == 24
+    assert run.train().update == 24
     rows = metrics(run.folder)
     assert rows[-1]["valid_perplexity"] < rows[0]["valid_perplexity"] < 60
     assert all(math.isnan(row["bleu"]) for row in rows)

@@ -161,8 +161,7 @@ def test_keys_that_change_what_is_learnt_are_refused_and_listed(make_run: MakeRu
     ):
         assert words in message
     assert "max_updates" not in message
-    result = run.train(resume_with_changes=True)
-    assert result.update == 3
+    assert run.train(resume_with_changes=True).update == 3
     assert "resuming with a changed recipe: model.dropout 0.2 -> 0.1" in run.said()
     run.train()  # the folder has the new recipe now
 

@@ -331,7 +331,7 @@ def test_pages_of_libraries_are_given_back_and_come_again() -> None:
         return int(Path("/proc/self/statm").read_text().split()[2])  # pages of files
 
     left = torch.ones(8, 8)
-    before, expected = resident(), left @ left
+    expected, before = left @ left, resident()
     give_back_library_pages()
     assert resident() < before
     assert torch.equal(left @ left, expected)

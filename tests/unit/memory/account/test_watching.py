@@ -209,5 +209,4 @@ def test_a_wrong_command_is_told(words: list[str], message: str, capsys: pytest.
     assert told.err.count("\n") == 1
     with pytest.raises(SystemExit, match="0"):
         run(["--help"])
-    shown = capsys.readouterr().out
-    assert f"  {name} " in shown
+    assert f"  {name} " in capsys.readouterr().out
