@@ -25,8 +25,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def make(parameters: list[nn.Parameter], **keys: Any) -> FusedOptimizer:
-    given = {"name": "sgd", "learning_rate": 0.5, **keys}
-    return FusedOptimizer(parameters, **given)
+    return FusedOptimizer(parameters, **{"name": "sgd", "learning_rate": 0.5, **keys})
 
 
 def rows_only(gradient: Tensor, rows: Tensor, coalesced: bool = True) -> Tensor:
@@ -138,8 +137,7 @@ def test_bounding_the_norm_is_that_of_torch(factor: float, keys: dict[str, Any],
             for parameter, gradient in zip(run, gradients, strict=False):
                 parameter.grad = gradient.clone()
         norm = optimizers[0].clip("norm", bound)
-        expected = torch.nn.utils.clip_grad_norm_(runs[1], bound)
-        assert torch.equal(norm, expected)
+        assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(runs[1], bound))
         for optimizer in optimizers:
             optimizer.step()
         for one, other in zip(*runs, strict=True):
@@ -340,10 +338,8 @@ def test_a_norm_may_be_that_of_gradients_elsewhere() -> None:
     parameters[0].grad = torch.sparse_coo_tensor(torch.tensor([[2, 0]]), rows, (4, 2))
     parameters[2].grad = torch.tensor([0.0, 12.0])
     torch.testing.assert_close(optimizer.norms(), torch.tensor([5.0, 0.0, 12.0]))
-    own = optimizer.clip("norm", 1.0)
-    assert float(own) == pytest.approx(13.0)
-    whole = optimizer.clip("norm", 1.0, torch.tensor(24.0))
-    assert float(whole) == 24.0
+    assert float(optimizer.clip("norm", 1.0)) == pytest.approx(13.0)
+    assert float(optimizer.clip("norm", 1.0, torch.tensor(24.0))) == 24.0
     optimizer.step()
     assert float(parameters[2][1]) == pytest.approx(-0.5, rel=1e-6)
 

@@ -133,8 +133,7 @@ def test_stash_is_what_the_levels_say() -> None:
     assert sizes["attention"] == outputs + steps * batch * positions * 4
     assert sizes["cells"] == sizes["attention"] + 2 * (steps - 1) * cell
     assert sizes["gates"] == sizes["cells"] + 2 * steps * 4 * cell
-    reference = run("reference")
-    assert reference > 4 * sizes["attention"]
+    assert run("reference") > 4 * sizes["attention"]
 
 
 def test_lstm_stash_is_its_outputs_and_no_mask() -> None:
@@ -201,8 +200,7 @@ def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
         outputs, *_ = econmt_ops.attentional_lstm(**arguments, lengths=lengths, implementation="recompute")
         outputs.backward(torch.ones(batch, steps, size))
 
-    calls = recorded_calls(run, {"econmt_ops::attentional_lstm_backward"})
-    (call,) = calls.values()
+    (call,) = recorded_calls(run, {"econmt_ops::attentional_lstm_backward"}).values()
     with torch.no_grad(), Alive() as alive:
         results = attentional_module._operator.backward._init_fn(*call)
     made = sum(result.numel() * 4 for result in results)

@@ -131,8 +131,7 @@ def train(text: Path, folder: Path, *subwords: str) -> Path:
     """Trains a language model of the target side; returns its folder."""
     short = ("training.max_updates=8", "training.optimizer.learning_rate=20.0")
     data = ("data.text=trg", *short, f"data.prepared={folder / 'text'}")
-    run = TextRun(text, folder / "run", (*data, *subwords)).trained()
-    return run.folder.path
+    return TextRun(text, folder / "run", (*data, *subwords)).trained().folder.path
 
 
 @pytest.fixture(scope="module")
@@ -244,8 +243,7 @@ def test_terms_are_annotated_and_forced_where_they_still_lack(model: econmt.Trai
         assert each.source_tokens == model.vocabularies.source.tokens(model.vocabularies.source.encode(line))
         assert each.attention.shape == (len(each.tokens) + 1, len(each.source_tokens) + 1)
         torch.testing.assert_close(each.attention.sum(dim=1), torch.ones(len(each.tokens) + 1))
-    plain = model.translate(LINES)
-    assert found[1].text == plain[1].text
+    assert found[1].text == model.translate(LINES)[1].text
 
 
 def test_annotation_alone_is_an_ordinary_search_of_another_source(model: econmt.TrainedModel) -> None:

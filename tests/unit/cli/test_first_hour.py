@@ -36,8 +36,7 @@ KEYS = dict.fromkeys(key for key, _, _ in walk(Recipe))
 
 def said(call: Call) -> str:
     """What the doctor says, in one line."""
-    ended = call("doctor").succeeded()
-    return " ".join(ended.out.split())
+    return " ".join(call("doctor").succeeded().out.split())
 
 
 @pytest.mark.parametrize("verb", ["train", "bench select", "recipes", ""])

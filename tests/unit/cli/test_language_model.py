@@ -81,8 +81,7 @@ def test_train_score_and_generate(call: Call, trained: TextRun, monkeypatch: pyt
     greedy = [call("generate", "-m", model, "--top-k", "1", "--seed", seed).out for seed in (1, 2)]
     assert greedy[0] == greedy[1]
 
-    told = call("info", model)
-    assert "2 x LSTM 8" in told.out
+    assert "2 x LSTM 8" in call("info", model).out
     for arguments, wanted in (
         (("translate -m", model), "holds a language model, which does not translate"),
         (("quantize -m", model, "-o", model / "x"), "holds a language model"),

@@ -48,8 +48,7 @@ NAMES |= {"ptb", "wikitext2", "wikitext2-awd", "docs-ten"}
 
 
 def test_list_has_a_row_for_each_recipe(call: Call) -> None:
-    done = call("recipes", "list")
-    rows = done.out.splitlines()
+    rows = call("recipes", "list").out.splitlines()
     assert {row.split()[0] for row in rows if not row.startswith(" ")} == NAMES
     place = next(number for number, row in enumerate(rows) if row.startswith("multi30k"))
     assert rows[place].endswith("en-de multi30k/train")
@@ -69,8 +68,7 @@ def test_show_resolves_overrides(call: Call) -> None:
 
 def test_copy_keeps_what_is_there(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = call("recipes", "copy", "tatoeba")
-    assert done.out == "tatoeba.yaml\n"
+    assert call("recipes", "copy", "tatoeba").out == "tatoeba.yaml\n"
     assert (tmp_path / "tatoeba.yaml").read_bytes() == shipped_recipes()["tatoeba"].read_bytes()
 
     (tmp_path / "mine.yaml").write_text("precious")
@@ -99,8 +97,7 @@ def test_validate_tells_all_complaints(call: Call, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_key_of_a_shipped_recipe_has_a_comment(name: str) -> None:
-    file = shipped_recipes()[name]
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = shipped_recipes()[name].read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ")
     assert f"#   econmt train {name}" in lines
     bare = [line for line in lines if re.match(r" *[a-z_]+:", line) and not re.search(r" # \S", line)]

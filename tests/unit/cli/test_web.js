@@ -33,7 +33,7 @@
       field.value = value;
       field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : "input"));
     }
-    for (let turn = 0; turn < 1000 && document.querySelector(".stale"); turn++) await new Promise((resolve) => setTimeout(resolve, 20));
+    for (let turn = 0; turn < 90000 && document.querySelector(".stale"); turn++) await new Promise((resolve) => setTimeout(resolve, 20));
     const target = document.getElementById("target");
     return [target.innerText, target.lang];
   },
@@ -55,7 +55,7 @@
     const kept = document.activeElement === first;
     source.value = "";
     source.dispatchEvent(new Event("input"));
-    for (let turn = 0; turn < 100 && document.getElementById("status").textContent.startsWith("Translating"); turn++)
+    for (let turn = 0; turn < 90000 && document.getElementById("status").textContent.startsWith("Translating"); turn++)
       await new Promise((resolve) => setTimeout(resolve, 20));
     return [copied, kept, document.getElementById("status").textContent.split(".")[0]];
   },
@@ -63,7 +63,7 @@
   async failures() {
     const { load } = await import("./econmt.js");
     const [Own, text] = [Worker, await (await fetch("worker.js")).text()];
-    const error = (promise) => Promise.race([promise.then(() => "no error", ({ message }) => message), new Promise((resolve) => setTimeout(resolve, 5000, "no answer"))]);
+    const error = (promise) => Promise.race([promise.then(() => "no error", ({ message }) => message), new Promise((resolve) => setTimeout(resolve, 1800000, "no answer"))]);
     const after = (first) => {
       window.Worker = function () {
         return new Own(URL.createObjectURL(new Blob([first, text])));

@@ -17,6 +17,7 @@ from econmt.api import TrainedModel
 from econmt.estimate.report.page import page as memory_page
 from econmt_serve.files import WORD
 from econmt_serve.settings import Settings
+from tests.conftest import PATIENCE
 from tests.unit.cli.test_runtime import two_targets
 from tests.unit.memory.samples import make_profile, make_report
 from tests.unit.serving.conftest import Client, serving
@@ -35,6 +36,7 @@ FLAGS += ["--disable-background-networking", "--disable-component-update"]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[sync_api.Browser]:
     with sync_api.sync_playwright() as playwright:
+        expect.set_options(timeout=1000.0 * PATIENCE)
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield launched
         launched.close()
@@ -174,11 +176,12 @@ def test_an_old_translation_is_grey_until_the_next_comes(page: sync_api.Page, mo
     expect(lines.nth(1)).to_have_text(model.translate(["c d"])[0].text)
     held: list[sync_api.Route] = []
     page.route("**/translate", lambda route: held.append(route))
-    source.fill("a b\nc")
+    with page.expect_request("**/translate"):
+        source.fill("a b\nc")
     expect(lines.nth(1)).to_have_class("stale")
     expect(lines.nth(1)).to_have_text(model.translate(["c d"])[0].text)
     expect(lines.nth(0)).not_to_have_class("stale")
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(300)  # in which no other request comes
     assert [each.request.post_data_json["q"] for each in held] == [["c"]]
     held[0].continue_()
     expect(lines.nth(1)).to_have_text(model.translate(["c"])[0].text)
@@ -231,9 +234,11 @@ def test_another_translation_is_chosen_and_copied(page: sync_api.Page, model: Tr
     items = page.locator("#others li span")
     expect(items).to_have_text([each for each in others if each.strip()])
     page.evaluate("kept = navigator.clipboard; navigator.__proto__ = {}")  # as over plain http
+    page.evaluate("wait = setTimeout; setTimeout = (then) => later.push(then); later = []")
     page.get_by_role("button", name="Copy “").first.dblclick()
     expect(page.get_by_text("Copied")).to_be_visible()
     assert page.evaluate("kept.readText()") == others[0]
+    page.evaluate("setTimeout = wait; later.forEach((then) => then())")
     expect(page.get_by_text("Copied")).to_have_count(0)
     page.get_by_role("button", name="Use “").first.click()
     expect(translation_of(page)).to_have_text(f"{others[0]} {model.translate(['C'])[0].text}")
@@ -306,11 +311,12 @@ def test_files_are_opened_and_saved(page: sync_api.Page, model: TrainedModel) ->
         expect(alert).to_contain_text(told)
     expect(page.locator("#source .line")).to_have_text(["a b"])
     busy = {"Retry-After": "1"}
-    page.route(re.compile("_file|languages"), lambda it: it.fulfill(status=503, headers=busy), times=2)
+    page.route(re.compile("_file|languages"), lambda it: it.fulfill(status=503, headers=busy))
     page.locator("#file").set_input_files({"name": "x.docx", "mimeType": WORD, "buffer": document()})
     expect(alert).to_have_text("The server is busy.")
     page.reload()
     expect(alert).to_have_text("The server is busy. It is tried again in 1 s.")
+    page.unroute_all()
     expect(page.get_by_role("heading", name="src")).to_be_visible()
 
 

@@ -150,15 +150,20 @@ async def test_nothing_is_waited_for_when_there_is_a_batch(table: Table) -> None
     assert not table.scheduler._waiting
 
 
-@with_table(wait_ms=500.0)
+@with_table(wait_ms=1000.0 * PATIENCE)
 async def test_sentences_that_come_within_the_wait_go_together(table: Table) -> None:
     table.fake.go.set()
-    first, second = table.job("a"), table.job("b")
-    table.scheduler.submit([first])
-    await asyncio.sleep(0)
-    table.scheduler.submit([second])
-    await asyncio.gather(first.answer, second.answer)
-    assert table.fake.batches == [["a", "b"]]
+    jobs, waits = [table.job("a"), table.job("b")], list[float]()
+
+    async def wait(seconds: float) -> None:
+        table.scheduler.submit(jobs[1:])
+        waits.append(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", wait)
+        table.scheduler.submit(jobs[:1])
+        await asyncio.gather(*(each.answer for each in jobs))
+    assert (table.fake.batches, len(waits), 0.0 < waits[0] <= PATIENCE) == ([["a", "b"]], 1, True)
 
 
 @with_table()
