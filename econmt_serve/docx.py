@@ -246,8 +246,7 @@ class _Part:
 
     def _end(self, name: str) -> None:
         name, start = self._open.pop()
-        at = self._parser.CurrentByteIndex
-        parents = [each for each, _ in self._open[-1:]]
+        at, parents = self._parser.CurrentByteIndex, [each for each, _ in self._open[-1:]]
         if name == "rPr":
             self._open_formats -= 1
             if parents == ["r"] and not self._open_formats:
@@ -256,7 +255,8 @@ class _Part:
             self._parser.CharacterDataHandler = None
             if parents == ["r"] and self._paragraphs and any(self._text):
                 holder = self._open[-2]
-                end = self.xml.index(b">", at) + 1
+                is_empty = len(self._text) == 1 and self.xml.endswith(b"/>", start, at)
+                end = at if is_empty else self.xml.index(b">", at) + 1
                 style = self._format, -1 if holder[0] == "p" else holder[1], self._objects
                 self._paragraphs[-1].append(_Text(start, end, "".join(self._text), style))
         elif name == "p":

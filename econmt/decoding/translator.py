@@ -225,13 +225,13 @@ class Translator:
 
     def _tag_apart(self, request: Request) -> Request:
         """Moves a tag of a target language, with which a line of several sentences may begin, to the source prefix."""
-        tag, _, text = request.text.partition(" ")
+        tag, _, text = request.text.lstrip().partition(" ")
         prefix = f"{request.source_prefix} {tag}".strip()
         return request._replace(text=text, source_prefix=prefix) if tag in self._targets else request
 
     def _target_of(self, request: Request) -> str:
         """Returns the language into which a request is translated, which a tag may choose."""
-        return self._targets.get((request.start + request.text).partition(" ")[0], self.languages[1])
+        return self._targets.get((request.start + request.text).lstrip().partition(" ")[0], self.languages[1])
 
     def _translate(
         self, requests: Sequence[Request], numbered: Sequence[int], where: str, done: Callable[[int], object]

@@ -62,8 +62,7 @@ def _script(command: str) -> tuple[str, list[str]] | None:
     found = _SCRIPT.fullmatch(command)
     if found is None:
         return None
-    words = [tiny.PLACEHOLDERS.get(word, word) for word in shlex.split(found[2])]
-    return found[1], words
+    return found[1], [tiny.PLACEHOLDERS.get(word, word) for word in shlex.split(found[2])]
 
 
 MINE = {"output": "runs/mine", "data": {"train": ["mytext"], "valid": "mytext.valid", "test": None}}

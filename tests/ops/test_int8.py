@@ -86,8 +86,7 @@ def test_threads_share_the_rows() -> None:
     torch.set_num_threads(1)
     alone = product(left)
     torch.set_num_threads(3)
-    shared = product(left)
-    torch.testing.assert_close(shared, alone, rtol=0, atol=0)
+    torch.testing.assert_close(product(left), alone, rtol=0, atol=0)
 
 
 def test_weights_that_are_rounded_twice_stay_as_they_are() -> None:

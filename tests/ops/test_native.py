@@ -88,8 +88,7 @@ def poison(dtype: torch.dtype, *shape: int) -> Tensor:
 
 def assert_frame_untouched(*results: Tensor) -> None:
     for result in results:
-        frame = result._base
-        assert int(frame.isnan().logical_not().sum()) == result.numel()
+        assert int(result._base.isnan().logical_not().sum()) == result.numel()
 
 
 def columns(values: Tensor) -> Tensor:

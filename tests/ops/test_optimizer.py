@@ -25,8 +25,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def make(parameters: list[nn.Parameter], **keys: Any) -> FusedOptimizer:
-    given = {"name": "sgd", "learning_rate": 0.5, **keys}
-    return FusedOptimizer(parameters, **given)
+    return FusedOptimizer(parameters, **{"name": "sgd", "learning_rate": 0.5, **keys})
 
 
 def rows_only(gradient: Tensor, rows: Tensor, coalesced: bool = True) -> Tensor:
@@ -138,8 +137,7 @@ def test_bounding_the_norm_is_that_of_torch(factor: float, keys: dict[str, Any],
             for parameter, gradient in zip(run, gradients, strict=False):
                 parameter.grad = gradient.clone()
         norm = optimizers[0].clip("norm", bound)
-        expected = torch.nn.utils.clip_grad_norm_(runs[1], bound)
-        assert torch.equal(norm, expected)
+        assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(runs[1], bound))
         for optimizer in optimizers:
             optimizer.step()
         for one, other in zip(*runs, strict=True):

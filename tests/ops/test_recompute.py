@@ -196,8 +196,7 @@ def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
         outputs, *_ = econmt_ops.attentional_lstm(**arguments, lengths=lengths, implementation="recompute")
         outputs.backward(torch.ones(batch, steps, size))
 
-    calls = recorded_calls(run, {"econmt_ops::attentional_lstm_backward"})
-    (call,) = calls.values()
+    (call,) = recorded_calls(run, {"econmt_ops::attentional_lstm_backward"}).values()
     with torch.no_grad(), Alive() as alive:
         results = attentional_module._operator.backward._init_fn(*call)
     made = sum(result.numel() * 4 for result in results)

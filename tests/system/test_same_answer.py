@@ -128,8 +128,7 @@ def test_the_reference_is_what_it_was(kind: str) -> None:
     ("kind", "setting"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
 )
 def test_every_implementation_learns_what_the_reference_learns(kind: str, setting: Implementations) -> None:
-    losses = curve(kind, setting, FIRST)
-    assert losses == pytest.approx(reference(kind)[:FIRST], rel=1e-5)
+    assert curve(kind, setting, FIRST) == pytest.approx(reference(kind)[:FIRST], rel=1e-5)
 
 
 NUMBERS = (*range(2, 10), 100, 1000, 20, 30, 40, 50, 60)

@@ -56,8 +56,7 @@ def step(name: str) -> None:
     sums = [part.expand(2, -1).contiguous() for part in extra]
     arguments = CellStep(GRU, products, products, state, extra, padding)  # whatever the cell
     step_cells.forward(arguments, state, h)
-    gradients = StepGradients(products, products, sums)
-    step_cells.backward(arguments, state, state, h, gradients)
+    step_cells.backward(arguments, state, state, h, StepGradients(products, products, sums))
 
 
 def in_chunks() -> None:

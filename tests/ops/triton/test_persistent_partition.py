@@ -74,8 +74,7 @@ def test_the_sizes_that_were_measured_get_the_best_partitions() -> None:
         ((256, 1024), (16, 128, 8), (16, 128, 8)),
     ):
         for backward, wanted in ((False, ahead), (True, back)):
-            found = divide(batch, hidden, torch.bfloat16, H200, back=backward)
-            assert found[:3] == wanted
+            assert divide(batch, hidden, torch.bfloat16, H200, back=backward)[:3] == wanted
 
 
 def test_groups_share_the_rows_evenly() -> None:

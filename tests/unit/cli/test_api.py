@@ -242,8 +242,7 @@ def test_training_is_the_command_lines(
     assert outcome.results.best_update in (2, 4)
     folders = ModelFolder(tmp_path / "cli"), ModelFolder(tmp_path / "api")
     assert snapshot(folders[0]) == snapshot(folders[1])
-    again = econmt.train(str(recipe), [*fewer, f"output={tmp_path / 'api'}"])
-    assert again.results is None
+    assert econmt.train(str(recipe), [*fewer, f"output={tmp_path / 'api'}"]).results is None
     loaded = load_recipe(recipe, [*fewer, f"output={tmp_path / 'loaded'}"])
     econmt.train(loaded, search=[text], quiet=True)
     assert snapshot(ModelFolder(tmp_path / "loaded")) == snapshot(folders[0])

@@ -131,8 +131,7 @@ def train(text: Path, folder: Path, *subwords: str) -> Path:
     """Trains a language model of the target side; returns its folder."""
     short = ("training.max_updates=8", "training.optimizer.learning_rate=20.0")
     data = ("data.text=trg", *short, f"data.prepared={folder / 'text'}")
-    run = TextRun(text, folder / "run", (*data, *subwords)).trained()
-    return run.folder.path
+    return TextRun(text, folder / "run", (*data, *subwords)).trained().folder.path
 
 
 @pytest.fixture(scope="module")

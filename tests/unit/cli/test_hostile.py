@@ -83,8 +83,7 @@ def test_standard_streams_may_be_closed(word_model: Path, tmp_path: Path) -> Non
         "econmt: error: standard output is closed, so the results cannot be printed; leave it open, or give --output "
         "FILE where there is one"
     ]
-    into = shell(f'{verb} -o "$2" <&- >&- 2>&-', word_model, tmp_path / "out")
-    assert into.returncode == 2
+    assert shell(f'{verb} -o "$2" <&- >&- 2>&-', word_model, tmp_path / "out").returncode == 2
     assert not (tmp_path / "out").exists()
 
 

@@ -64,8 +64,7 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
 
 
 def test_json_holds_everything(call: Call, recipe: Path) -> None:
-    ended = profiled(call, recipe, "ops.decoder=recompute", *BUCKET, "--json")
-    found = read(ended)
+    found = read(profiled(call, recipe, "ops.decoder=recompute", *BUCKET, "--json"))
     assert found["shape"] == {"rows": 8, "source": 6, "target": 5}
     assert found["command"] == f"econmt profile {recipe} ops.decoder=recompute --bucket 6x5 --batch 8 --json"
     (only,) = found["profiles"]
@@ -125,8 +124,7 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
     store = ("data.max_length=9", f"data.prepared={tmp_path / 'store'}")
     given = ("profile", recipe, *store, "--estimate", "--json")
     assert "not prepared" in read(call(*given))["notes"][1]
-    ended = call(*given, "--data-dir", text)
-    found = read(ended)
+    found = read(call(*given, "--data-dir", text))
     assert found["shape"] == {"rows": 4, "source": 8, "target": 8}  # six letters and the end, in fours
     assert found["vocabulary"] == {"source": 12, "target": 12}
     assert "largest batch of the text" in found["notes"][0]
@@ -134,8 +132,7 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
     assert [line.split("│")[1:3] for line in rows if line[0] == "│"] == [[f"{n:>7} "] * 2 for n in (4, 8)]
     # It is prepared now, and found without being told; but not by a recipe that cuts text in another way.
     assert read(call(*given))["vocabulary"] == {"source": 12, "target": 12}
-    other = read(call(*given, "data.max_length=5"))
-    assert other["vocabulary"] == {"source": 50, "target": 50}
+    assert read(call(*given, "data.max_length=5"))["vocabulary"] == {"source": 50, "target": 50}
 
 
 def test_largest_batches_of_all_buckets(call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +299,7 @@ _OF_A_TEST = {
     ],
 )
 def test_a_shipped_recipe_is_estimated_well(call: Call, tmp_path: Path, name: str, encoder: str) -> None:
-    shipped = load_recipe(name)
-    sizes = ["model.embedding=64", *_OF_A_TEST[shipped.task]]
+    sizes = ["model.embedding=64", *_OF_A_TEST[load_recipe(name).task]]
     sizes += [f"ops.encoder={encoder}"] * (encoder == "reference")  # oneDNN's LSTM in float32
     check_estimate(call, name, [f"output={tmp_path / 'run'}", *sizes], 64)
 

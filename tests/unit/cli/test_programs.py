@@ -87,8 +87,7 @@ def test_terms_are_checked_and_lines_divided_by_a_given_function(word_model: Pat
 
 
 def test_the_example_of_a_command_runs(word_model: Path) -> None:
-    text = str(commands.__doc__)
-    example = re.search(r"it::\n\n(.*?)\n\n``", text, re.DOTALL)
+    example = re.search(r"it::\n\n(.*?)\n\n``", str(commands.__doc__), re.DOTALL)
     code, _, last = textwrap.dedent(example[1]).rpartition("\n")
     assert last == "typer.run(with_option_groups(shout))"
     names = {**vars(commands), "Path": Path}

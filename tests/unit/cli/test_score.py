@@ -139,8 +139,7 @@ TEXT = "a b c\nd\n\nh g f e d\n"
 def lists(call: Call, word_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Lists of a text, of which two are scored at a time."""
     monkeypatch.setattr("econmt.cli.rerank.LISTS_AT_ONCE", 2)
-    options = "translate --nbest-size 3 --beam-size 3 --chunk-size 3 -m"
-    found = call(options, word_model, text=TEXT)
+    found = call("translate --nbest-size 3 --beam-size 3 --chunk-size 3 -m", word_model, text=TEXT)
     path = tmp_path / "lists"
     path.write_text(found.out)
     (tmp_path / "source").write_text(TEXT)

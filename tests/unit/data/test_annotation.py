@@ -110,8 +110,7 @@ def test_a_term_goes_on_with_words_only(side: int) -> None:
         for each in terms.of(source, target, random.Random(count))
     ]
     assert not [each for each in found if re.search("[0-9]", each[side])]
-    sizes = Counter(len(each[1 - side].split()) for each in found)
-    assert sizes == {1: 229, 2: 33, 3: 2}
+    assert Counter(len(each[1 - side].split()) for each in found) == {1: 229, 2: 33, 3: 2}
 
 
 def test_a_term_has_three_words_at_most_aligned_one_to_one(monkeypatch: pytest.MonkeyPatch) -> None:

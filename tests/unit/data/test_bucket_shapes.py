@@ -153,8 +153,7 @@ def test_shapes_of_the_grid_hold_a_pair_and_pairs_take_the_cheapest() -> None:
     counts = np.zeros((8, 6), dtype=np.int64)
     counts[1, 5] = counts[7, 1] = counts[4, 4] = counts[3, 2] = 1
     assert grid_shapes(counts, 4).tolist() == [[4, 4], [8, 4], [4, 8]]
-    shapes = np.array([[4, 2], [2, 4], [5, 5]])
-    found = choose((7, 6), shapes, PairFlops(1, 2, 0))
+    found = choose((7, 6), np.array([[4, 2], [2, 4], [5, 5]]), PairFlops(1, 2, 0))
     assert [found[each] for each in ((2, 2), (2, 3), (3, 3), (6, 1))] == [0, 1, 2, -1]
 
 

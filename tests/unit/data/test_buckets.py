@@ -34,8 +34,7 @@ def starts_of(buckets: Buckets) -> np.ndarray:
 
 
 def test_order_of_buckets_and_of_pairs_inside_and_capacity_makes_room_for_longer_pairs() -> None:
-    pairs = [(9, 1), (1, 9), (2, 2), (3, 3), (1, 10), (8, 1)]
-    found = assign_buckets(*arrays(pairs), 4)
+    found = assign_buckets(*arrays([(9, 1), (1, 9), (2, 2), (3, 3), (1, 10), (8, 1)]), 4)
     assert found.shapes.tolist() == [[4, 4], [12, 4], [4, 12]]
     assert found.counts.tolist() == [2, 2, 2]
     assert found.order.tolist() == [2, 3, 0, 5, 1, 4]
@@ -221,8 +220,7 @@ def test_of_an_epoch(tmp_path: Path, size: BatchSize, rule: int | Derived) -> No
 
 @pytest.mark.parametrize("size", SIZES)
 def test_random_batches_have_every_pair_once_and_are_full(size: BatchSize) -> None:
-    draw = np.random.default_rng(5)
-    sources, targets = draw.integers(1, 20, (2, 100))
+    sources, targets = np.random.default_rng(5).integers(1, 20, (2, 100))
     batches = list(padding.random_batches(sources, targets, size))
     assert sorted(s for batch in batches for s in batch.sources.tolist()) == sorted((sources + 1).tolist())
     for batch, after in itertools.pairwise(batches):

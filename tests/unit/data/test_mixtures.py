@@ -266,8 +266,7 @@ def test_pairs_whose_noise_does_not_fit_a_shape_get_none() -> None:
 def test_a_typing_error_changes_one_word_in_ten() -> None:
     text = "the committee will meet again tomorrow morning, and an old dog is in it"
     results = {mistyped(text, np.random.Generator(np.random.PCG64(seed))) for seed in range(200)}
-    lengths = Counter(len(result) - len(text) for result in results)
-    assert set(lengths) == {-1, 0, 1}
+    assert set(Counter(len(result) - len(text) for result in results)) == {-1, 0, 1}
     for result in results:
         assert sum(a != b for a, b in zip(result.split(" "), text.split(" "), strict=True)) == 1
     alike = "aaa aaa aaa"  # where swapped letters are the same

@@ -133,8 +133,7 @@ def test_streams_go_on_and_jittered_windows_differ(store: TokenStore, tmp_path: 
         epochs.append(lengths)
     assert epochs[0] != epochs[1]
     assert 15 < sum(epochs[0][:-1]) / (len(epochs[0]) - 1) < 24
-    longest = batches.worst_batch()
-    assert longest.inputs.shape[1] == 40
+    assert batches.worst_batch().inputs.shape[1] == 40
     assert {shape.target for shape in batches.shapes()} >= {40}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_batches, "JITTER", 100)

@@ -132,8 +132,7 @@ def test_a_program_is_stopped_on_request(held: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP", "SIGKILL"])
 def test_no_program_outlives_the_process_that_has_started_it(number: str, held: Callable[[], bool]) -> None:
     """Nor do programs that it has started in turn."""
-    code = "exec 3>$HELD; sleep 1000 & echo; sleep 1000"
-    command = [sys.executable, "-c", STARTER, code]
+    command = [sys.executable, "-c", STARTER, "exec 3>$HELD; sleep 1000 & echo; sleep 1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=econmt_environment()) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"started\n"

@@ -193,8 +193,7 @@ def test_rows_without_a_term_are_lost_where_others_have_all() -> None:
         ((1, 1, 0, 1), (3, 2), (0, 0, 0, 1)),
     ):
         control._anchors.lost = lambda owners, lost=lost: torch.tensor(lost).bool()  # type: ignore[method-assign]
-        found = control._lost(sentences, torch.tensor(free))
-        assert found.int().tolist() == list(expected)
+        assert control._lost(sentences, torch.tensor(free)).int().tolist() == list(expected)
 
 
 def test_terms_may_begin_anywhere_where_a_row_would_end_or_has_no_room() -> None:

@@ -118,8 +118,7 @@ def test_searches_agree_to_the_last_bit(variant: str, given: dict[str, Any], pre
     model, options = IncrementalModel(make_model(variant), precision), SearchOptions(**given)
     wanted = native_search(model, *BATCH, options)
     assert_same(beam_search(model, *BATCH, options.changed(beam_prune=100.0)), wanted)
-    chooser = unconstrained(options)
-    assert_same(beam_search(model, *BATCH, options, chooser=chooser), wanted)
+    assert_same(beam_search(model, *BATCH, options, chooser=unconstrained(options)), wanted)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +138,7 @@ def test_words_with_equal_probabilities_keep_their_order(precision: torch.dtype,
     scores = [each.score for best in wanted for each in best]
     assert beam_size < 7 or len({*scores}) < len(scores)
     assert_same(beam_search(searched, *BATCH, options.changed(beam_prune=100.0)), wanted)
-    chooser = unconstrained(options)
-    assert_same(beam_search(searched, *BATCH, options, chooser=chooser), wanted)
+    assert_same(beam_search(searched, *BATCH, options, chooser=unconstrained(options)), wanted)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.int8])
@@ -165,8 +163,7 @@ def test_threads_share_the_sentences_and_what_watches_ends_it() -> None:
     model, options = IncrementalModel(make_model("additive")), SearchOptions(beam_size=3)
     alone = native_search(model, *BATCH, options)
     torch.set_num_threads(3)
-    shared = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
-    agree(shared, alone, 0.0)
+    agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), alone, 0.0)
     looks: list[None] = []
 
     def poll() -> None:

@@ -174,7 +174,7 @@ def test_lines_keep_their_sentences_paragraphs_and_addresses() -> None:
     assert said[0].startswith("text:5: 4 source tokens"), "of the line, not of the sentence"
     (found,) = made("zh")[0].translate([LINES[0]])
     assert found.text == "A dog.Mr. Smith runs!It is 3.5 m."
-    (found,) = made()[0].translate([f"<2zh> {LINES[0]}"])
+    (found,) = made()[0].translate([f" <2zh> {LINES[0]}"])
     assert found.text == "<2zh> A dog.<2zh> Mr. Smith runs!<2zh> It is 3.5 m.", "copied with its source"
     lines = ["\t1\t2\u00a0000 ", "https://x.org/a?b=1, tom@x.org", " - - - ", "A dog. 3.7 5. It is"]
     passage = plain_passage("\n".join(lines), division(sentence_spans, "de"))

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -102,6 +103,13 @@ def test_fields_formulas_and_numbers_of_notes_stay_between_their_words() -> None
     written, _ = read.written([same("EINE E-MAIL AUF PAGE 7")])
     shown = re.sub("</?w:t(?: [^>]*)?>", "", part(written, "document2.xml"))
     assert f"<w:r>EINE E-MAIL<w:footnoteReference/> AUF{re.sub('</?w:t>', '', field)}</w:r>" in shown
+
+
+def test_a_hyphen_may_be_the_whole_of_a_run() -> None:
+    hyphens = "<w:r><w:noBreakHyphen/></w:r><w:r><w:noBreakHyphen></w:noBreakHyphen><w:t>b/></w:t></w:r>"
+    read = WordDocument(document(f"<w:p><w:r><w:t>a</w:t></w:r>{hyphens}</w:p>"), SPLIT)
+    written, _ = read.written([same(each.text) for each in read.sentences])
+    assert "".join(ET.fromstring(part(written)).itertext()) == "a--b/>"
 
 
 def test_formats_may_be_given_up_and_words_and_numbers_never() -> None:

@@ -178,7 +178,8 @@ def test_an_old_translation_is_grey_until_the_next_comes(page: sync_api.Page, mo
     expect(lines.nth(1)).to_have_text(model.translate(["c d"])[0].text)
     held: list[sync_api.Route] = []
     page.route("**/translate", lambda route: held.append(route))
-    source.fill("a b\nc")
+    with page.expect_request("**/translate"):
+        source.fill("a b\nc")
     expect(lines.nth(1)).to_have_class("stale")
     expect(lines.nth(1)).to_have_text(model.translate(["c d"])[0].text)
     expect(lines.nth(0)).not_to_have_class("stale")

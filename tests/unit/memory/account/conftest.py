@@ -77,9 +77,8 @@ def parts_of(each: Any) -> Iterable[Any]:
         return [vars(each)] if isinstance(each, threading.local) else []
     if isinstance(each, functools._lru_cache_wrapper) and each.cache_info().maxsize is not None:
         return [each.__wrapped__]
-    attributes = (
-        getattr(each, "__dict__", None) if type(each).__dictoffset__ else None
-    )  # before the object's parts, of which it becomes one
+    # Before the object's parts, of which it becomes one.
+    attributes = getattr(each, "__dict__", None) if type(each).__dictoffset__ else None
     parts = gc.get_referents(each)
     if isinstance(each, OrderedDict):
         parts = [part for item in OrderedDict.items(each) for part in item]

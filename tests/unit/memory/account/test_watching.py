@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import econmt_memory as memory
 from econmt_memory.__main__ import _size, run_prediction, run_script
+from econmt_memory.account import watching
+from econmt_memory.account.watching import live_models
 from econmt_memory.callbacks import _Callback
 from tests.conftest import run_python
 
@@ -32,6 +35,15 @@ for _ in range(int(sys.argv[1])):
         optimizer.step()
 sys.exit(3)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_others() -> Iterator[None]:
+    """Models of other tests, which live on in fixtures, belong to no step of these tests."""
+    others = {id(each): each for each in live_models()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watching, "live_models", lambda: [it for it in live_models() if id(it) not in others])
+        yield
 
 
 def perceptron() -> tuple[nn.Module, Tensor]:
