@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2163,
     "ops": 23043,
     "scripts": 14729,
-    "tests": 55017,
+    "tests": 55011,
 }
 """Lines of Python below each folder; they may only fall."""
 
