@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from econmt_ops.backends.c import products
 from econmt_ops.backends.c.products import Tiles
 from econmt_ops.products.gemm import Product, multiply
 from econmt_ops.products.outer import add_outer, outer
+from tests.ops.test_native import counted
 from tests.ops.test_native import framed as framed_by_nan
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -178,17 +178,11 @@ def test_nothing_is_multiplied_by_torch() -> None:
 
 def test_operations_multiply_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a layer, and its gradients, make no product of a shape of their own by another library."""
-    called: list[str] = []
-
-    def call(name: str, *arguments: Any, how: Any = native.call, **given: Any) -> None:
-        called.append(name)
-        how(name, *arguments, **given)
-
-    monkeypatch.setattr(native, "call", call)
+    counts = counted(monkeypatch)
     lstm = econmt_ops.LSTM(24, 24, batch_first=True, implementation="recompute")
     with torch.autocast("cpu", BFLOAT16):
         outputs, _ = lstm(torch.randn(3, 7, 24, requires_grad=True))
-    before = called.count("product_tiles")
+    before = counts["product_tiles"]
     outputs.float().sum().backward()
     # Recomputed gates, h, weights and inputs.
-    assert called.count("product_tiles") - before >= 7 + 4
+    assert counts["product_tiles"] - before >= 7 + 4

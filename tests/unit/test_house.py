@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2163,
     "ops": 23041,
     "scripts": 14729,
-    "tests": 55020,
+    "tests": 55014,
 }
 """Lines of Python below each folder; they may only fall."""
 
