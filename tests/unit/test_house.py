@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1928,
     "memory": 5583,
     "runtime": 2163,
-    "ops": 23151,
+    "ops": 23146,
     "scripts": 14792,
     "tests": 55059,
 }
