@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from econmt_ops.dispatch import registration, select
 from econmt_ops.dispatch.registration import Incoming, Operator, OperatorSchema, custom_op
 from econmt_ops.layers.op import OPS as LAYER_OPS
 
@@ -181,6 +184,21 @@ def test_kernels_get_rows_and_what_consists_of_rows_as_it_is() -> None:
 
 OPS = Path(__file__).parents[2] / "ops"
 READMES = [OPS / "README.md", *sorted((OPS / "econmt_ops").rglob("README.md"))]
+
+
+def test_kernels_are_launched_on_the_gpu_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which Triton does not ask for: with the first GPU as the current one, a call on the second ran on the first."""
+    entered: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(entered.append(device)))
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    schema: Any = SimpleNamespace(arguments=[SimpleNamespace(type="float"), SimpleNamespace(type="Device")])
+    kernel = registration._with_contiguous_rows(lambda *_: len(entered), schema)
+    assert [kernel(1.0, device) for device in (first, second, torch.device("cuda"), second)] == [0, 1, 1, 2]
+    problem: Any = SimpleNamespace(op="linear", device=second, arguments=(), is_light=False)
+    assert select.run(problem, lambda _: len(entered), "reference") == 3
+    assert entered == [second] * 3
 
 
 def test_every_op_has_one() -> None:

@@ -1,8 +1,10 @@
-"""Limits of a GPU on which kernels and memory plans depend."""
+"""Limits of a GPU on which kernels and memory plans depend, and the GPU on which kernels are launched."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -45,3 +47,16 @@ def limits_of(device: torch.device) -> DeviceLimits:
     if device.type != "cuda" or not torch.cuda.is_available():
         return H200
     return _of_gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def on_gpu_of(values: Iterable[object]) -> AbstractContextManager[object]:
+    """Returns a context in which the GPU of the first tensor or device among these that is on one is the current GPU.
+
+    Triton launches kernels on the current GPU, wherever their tensors are.
+    """
+    for value in values if torch.cuda.is_initialized() else ():  # type: ignore[no-untyped-call]
+        device = value if isinstance(value, torch.device) else getattr(value, "device", None)
+        if isinstance(device, torch.device) and device.type == "cuda":
+            is_current = device.index in (None, torch.cuda.current_device())
+            return nullcontext() if is_current else torch.cuda.device(device)
+    return nullcontext()

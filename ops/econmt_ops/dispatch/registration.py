@@ -27,6 +27,7 @@ from torch.autograd import forward_ad
 from econmt_ops.core import scopes
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import MatmulTF32, explicit_casts, recurrent_tf32
+from econmt_ops.dispatch.device_limits import on_gpu_of
 from econmt_ops.dispatch.rule import is_forward_mode
 
 _KINDS: dict[Any, str] = {
@@ -90,7 +91,8 @@ def _with_contiguous_rows(kernel: Callable[..., Any], schema: torch.FunctionSche
             for index, part in enumerate(parts):
                 if not part.is_contiguous():
                     parts[index] = rows_of(part)
-        return scopes.run_whole(kernel, values)
+        with on_gpu_of(values):
+            return scopes.run_whole(kernel, values)
 
     return call
 

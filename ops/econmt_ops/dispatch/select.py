@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.core.chunks import STASHES
 from econmt_ops.core.weights import tensors_of
+from econmt_ops.dispatch.device_limits import on_gpu_of
 from econmt_ops.dispatch.measurements import decide, machine
 from econmt_ops.dispatch.rule import MODE, Problem, can_run, is_transformed, rule
 from econmt_ops.dispatch.session import current_session, remembered
@@ -52,9 +53,12 @@ def run(
         levels = ", ".join(("auto", *STASHES))
         raise ValueError(f"{problem.op}: unknown stash level {stash!r}; available: {levels}")
     candidate = choice.by_rule()
-    if not torch.compiler.is_compiling() and (implementation == "auto" or len(choice.options) > 1):
-        candidate = choice.by_measurements(candidate, call)
-    return call(candidate, *problem.arguments)
+    if torch.compiler.is_compiling():
+        return call(candidate, *problem.arguments)
+    with on_gpu_of([problem.device]):
+        if implementation == "auto" or len(choice.options) > 1:
+            candidate = choice.by_measurements(candidate, call)
+        return call(candidate, *problem.arguments)
 
 
 class _Choice(NamedTuple):

@@ -248,10 +248,8 @@ def test_training_is_the_command_lines(
     assert snapshot(ModelFolder(tmp_path / "loaded")) == snapshot(folders[0])
     with pytest.raises(InputError, match="give them to load_recipe"):
         econmt.train(loaded, fewer)
-    for wrong, message in (
-        ("training.seed=2", "list of key=value"),
-        (["training.sed=2"], "did you mean training.seed"),
-    ):
+    other = "did you mean training.seed"
+    for wrong, message in (("training.seed=2", "list of key=value"), (["training.sed=2"], other)):
         with pytest.raises(InputError, match=message):
             econmt.train(recipe, wrong)
 

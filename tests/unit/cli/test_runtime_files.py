@@ -81,10 +81,8 @@ def test_a_file_takes_the_library_of_its_system(
         "import econmt_runtime as e; print(len(e.load(sys.path[1]).translate(['a b'])))"
     )
     other = next(name for name in platforms.PLATFORMS if name != platforms.HERE)
-    for systems, told in (
-        (other, f"again with --platforms {platforms.HERE}"),
-        (f"{other},{platforms.HERE}", ""),
-    ):
+    both = f"{other},{platforms.HERE}"
+    for systems, told in ((other, f"again with --platforms {platforms.HERE}"), (both, "")):
         file = tmp_path / f"{len(systems)}.pyz"
         call("export", "--runtime", model, file, "--platforms", systems)
         with zipfile.ZipFile(file) as members:

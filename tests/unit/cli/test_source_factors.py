@@ -95,10 +95,8 @@ def test_requests_from_python_have_factors(model: Path) -> None:
     word, wordless = econmt.Request("a", factors=["d"]), econmt.Request("3 - 4")
     number, again = loaded.translate([wordless._replace(factors=["u u d"]), word])
     assert (number.text, number.tokens, again.text) == ("3 - 4", ["3", "-", "4"], "a2"), "it has no word"
-    for factors, problem in (
-        (["u u"], "2 source factors for 3 words of input:2"),
-        ([], "0 streams of source"),
-    ):
+    two, none = "2 source factors for 3 words of input:2", "0 streams of source"
+    for factors, problem in ((["u u"], two), ([], none)):
         with pytest.raises(InputError, match=problem):
             loaded.translate([word, wordless._replace(factors=factors)])
     scorer = Scorer(loaded.models, loaded.vocabularies)

@@ -68,10 +68,8 @@ def test_pages_are_given_back_after_each_block(monkeypatch: pytest.MonkeyPatch) 
 
 def test_table_counts_real_and_padded_positions() -> None:
     table = bucket_table(count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)])), 4)
-    assert [tuple(row) for row in table] == [
-        (4, 4, 12, 3, (4 + 4) + (3 + 2) + (10 + 3), 8 + 8 + 16),
-        (8, 8, 8, 1, 6 + 7, 16),
-    ]
+    rows = [tuple(row) for row in table]
+    assert rows == [(4, 4, 12, 3, (4 + 4) + (3 + 2) + (10 + 3), 8 + 8 + 16), (8, 8, 8, 1, 6 + 7, 16)]
 
 
 @settings(max_examples=60)

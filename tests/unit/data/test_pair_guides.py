@@ -222,10 +222,8 @@ def test_links_are_parsed() -> None:
     many = [(source, target) for source in range(20) for target in range(20)]
     assert parse_links(" ".join(f"{a}-{b}" for a, b in reversed(many)), "f:1", 20, 20) == many
     assert parse_links("2-1", "f:1", 3, 2) == [(2, 1)]
-    for link, word in (
-        ("3-0", "source word 3, but the sentence has 3"),
-        ("0-2", "target word 2, but the sentence has 2"),
-    ):
+    wrong = {"3-0": "source word 3, but the sentence has 3", "0-2": "target word 2, but the sentence has 2"}
+    for link, word in wrong.items():
         with pytest.raises(InputError, match=f"f:1: {link} names {word} words between spaces"):
             parse_links(f"2-1 {link}", "f:1", 3, 2)
 

@@ -181,10 +181,8 @@ class Asked(Scorer):
 
 def test_models_decide_and_counts_must_agree() -> None:
     forwards, backwards = Asked(), Asked()
-    weighted = [
-        reranking.WeightedScorer(forwards, 0.5, False),
-        reranking.WeightedScorer(backwards, 2.0, True),
-    ]
+    scorer = reranking.WeightedScorer
+    weighted = [scorer(forwards, 0.5, False), scorer(backwards, 2.0, True)]
     judge = reranking.by_models(["s0", "s1", "s2"], weighted)
     lists = list(reranking.rerank(reranking.read_lists(LINES, "x"), judge, 2))
     assert forwards.pairs[0] == ("s0", "ein Hund")

@@ -257,7 +257,5 @@ async def test_the_sentence_that_is_due_first_decides_though_another_came_first(
     late = [table.job(f"late {number}", 9, number=1000 * number) for number in (5, 4, 3, 2, 1)]
     early = [table.job(f"early {number}", 50, number=number) for number in range(2)]
     await table.answers(*late, *early)
-    assert table.fake.batches[1:] == [
-        ["early 0", "early 1", "late 1", "late 2"],
-        ["late 3", "late 4", "late 5"],
-    ]
+    first, last = ["early 0", "early 1", "late 1", "late 2"], ["late 3", "late 4", "late 5"]
+    assert table.fake.batches[1:] == [first, last]

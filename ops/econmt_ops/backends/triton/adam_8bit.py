@@ -14,6 +14,7 @@ from torch import Tensor
 
 from econmt_ops.backends.cuda.adam import AdamSettings
 from econmt_ops.core.arguments import Update
+from econmt_ops.dispatch.device_limits import on_gpu_of
 
 _VALUES = 1024
 """Values of a program."""
@@ -141,27 +142,28 @@ def run(settings: AdamSettings, updates: Sequence[Update], *, norm: bool = False
         together = max(1, _VALUES // width)
         programs = triton.cdiv(rows * blocks, together)
         found += [tensors[3].new_empty(programs)] if norm else []
-        eight_bit_adam[(programs,)](
-            *tensors,
-            update.numbers["step"],
-            settings.rate,
-            settings.divisor,
-            settings.skip,
-            found[-1] if norm else None,
-            settings.bound,
-            update.salt,
-            blocks,
-            columns,
-            rows * blocks,
-            BETA1=settings.betas[0],
-            BETA2=settings.betas[1],
-            LOG1=log1,
-            LOG2=log2,
-            EPSILON=settings.eps,
-            DECAY=settings.decay,
-            DECOUPLED=settings.decoupled,
-            BLOCKS=together,
-            WIDTH=width,
-            num_warps=4,
-        )
+        with on_gpu_of(tensors):
+            eight_bit_adam[(programs,)](
+                *tensors,
+                update.numbers["step"],
+                settings.rate,
+                settings.divisor,
+                settings.skip,
+                found[-1] if norm else None,
+                settings.bound,
+                update.salt,
+                blocks,
+                columns,
+                rows * blocks,
+                BETA1=settings.betas[0],
+                BETA2=settings.betas[1],
+                LOG1=log1,
+                LOG2=log2,
+                EPSILON=settings.eps,
+                DECAY=settings.decay,
+                DECOUPLED=settings.decoupled,
+                BLOCKS=together,
+                WIDTH=width,
+                num_warps=4,
+            )
     return found

@@ -23,6 +23,7 @@ from econmt_ops.backends.triton.pointwise import tanh_of
 from econmt_ops.backends.triton.units import in_units
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.precision import matmul_tf32
+from econmt_ops.dispatch.device_limits import on_gpu_of
 
 _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 
@@ -275,12 +276,13 @@ class TritonAttention(EagerAttention):
         assert len(outputs) <= 2
         assert share is None or row_stride(share) == row_stride(query)
         first, second = (*outputs, None, None)[:2]
-        self._kernels[0][(len(query),)](
-            query, share, self.keys, None if first is None else self.values, *self._others, weights, first, second,
-            self.scale, group, self.batch, self.positions,
-            *(row_stride(rows) for rows in (query, weights, first, second)),
-            **(self._alone if first is None else self._forward),
-        )  # fmt: skip
+        with on_gpu_of([query]):  # in a search, no operator has made it the current one
+            self._kernels[0][(len(query),)](
+                query, share, self.keys, None if first is None else self.values, *self._others, weights, first, second,
+                self.scale, group, self.batch, self.positions,
+                *(row_stride(rows) for rows in (query, weights, first, second)),
+                **(self._alone if first is None else self._forward),
+            )  # fmt: skip
 
     def backward(self, step: AttentionBackward) -> None:
         """Implements `EagerAttention.backward`, for one step or all steps of a block, in one launch.

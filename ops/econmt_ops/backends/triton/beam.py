@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from econmt_ops.dispatch.device_limits import on_gpu_of
+
 _CHUNK = 2048
 """Scores of a row that one program handles."""
 
@@ -181,38 +183,33 @@ def advance(
     maxima, sums = (totals.new_empty(len(scores), chunks, dtype=torch.float32) for _ in range(2))
     chunk = min(_CHUNK, triton.next_power_of_2(size))
     found = scores, keys, maxima, sums
-    beam_candidates[(len(scores), chunks)](
-        *found,
-        scores.stride(0),
-        size,
-        BARRED=masked[0],
-        ALSO_BARRED=masked[1],
-        WIDTH=width,
-        CHUNK=chunk,
-        num_warps=4,
-    )
     candidates = triton.next_power_of_2(places * chunks * width)
-    beam_advance[(batch,)](
-        *found,
-        totals,
-        taken,
-        count,
-        limits,
-        penalties,
-        best_scores,
-        ended,
-        grown,
-        tokens,
-        rows,
-        scores.stride(0),
-        grown.shape[1],
-        END=end,
-        PLACES=places,
-        WIDTH=width,
-        CHUNKS=chunks,
-        SIZE=candidates,
-        BEST=best_scores.shape[1],
-        PLACES_PADDED=triton.next_power_of_2(places),
-        BEST_PADDED=triton.next_power_of_2(best_scores.shape[1]),
-        num_warps=1 if candidates <= 256 else 4,
-    )
+    with on_gpu_of([scores]):
+        beam_candidates[(len(scores), chunks)](
+            *found, scores.stride(0), size, BARRED=masked[0], ALSO_BARRED=masked[1], WIDTH=width, CHUNK=chunk,
+            num_warps=4,
+        )  # fmt: skip
+        beam_advance[(batch,)](
+            *found,
+            totals,
+            taken,
+            count,
+            limits,
+            penalties,
+            best_scores,
+            ended,
+            grown,
+            tokens,
+            rows,
+            scores.stride(0),
+            grown.shape[1],
+            END=end,
+            PLACES=places,
+            WIDTH=width,
+            CHUNKS=chunks,
+            SIZE=candidates,
+            BEST=best_scores.shape[1],
+            PLACES_PADDED=triton.next_power_of_2(places),
+            BEST_PADDED=triton.next_power_of_2(best_scores.shape[1]),
+            num_warps=1 if candidates <= 256 else 4,
+        )

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from econmt_ops.dispatch.device_limits import on_gpu_of
+
 _TILE = 16384
 """Values of a matrix that a program reads at once."""
 
@@ -43,5 +45,6 @@ def in_units(tensor: Tensor) -> tuple[Tensor, Tensor]:
     if tensor.numel():
         rows, width = tensor.shape[1:]
         arguments = tensor.contiguous(), values, units, rows
-        _divide_matrix[(len(tensor),)](*arguments, WIDTH=width, TILE=_TILE, num_warps=16)
+        with on_gpu_of([tensor]):
+            _divide_matrix[(len(tensor),)](*arguments, WIDTH=width, TILE=_TILE, num_warps=16)
     return values, units
