@@ -29,8 +29,8 @@ MOST_LINES = {
     "memory": 5583,
     "runtime": 2163,
     "ops": 23153,
-    "scripts": 14792,
-    "tests": 55045,
+    "scripts": 14789,
+    "tests": 55044,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -132,8 +132,7 @@ def test_units_are_words_and_signs_and_hypotheses_that_need_a_word_to_go_on_do_n
 
         size = 7
 
-    vocabulary = Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"])
-    spelling = Spelling(vocabulary)
+    spelling = Spelling(Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"]))
     for beam_size in (1, 2, 4):
         options = {"joins": spelling.joins, "beam_size": beam_size}
         constraints = [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))]
@@ -263,8 +262,7 @@ def test_a_term_stands_for_the_words_that_it_translates(beam_size: int) -> None:
         place = word if word < 2 else 3
         assert anchored((TERM, (place,)), beam_size=beam_size)[0].ids == expected
     other = Phrase((14,), False)
-    both = anchored((TERM, (2,)), (other, (0,)), beam_size=beam_size)[0].ids
-    assert both == [14, 11, 8, 9, 13]
+    assert anchored((TERM, (2,)), (other, (0,)), beam_size=beam_size)[0].ids == [14, 11, 8, 9, 13]
     assert anchored((TERM, (0,)), (TERM, (2,)), beam_size=beam_size)[0].ids == [8, 9, 11, 8, 9, 13]
     unseen = anchored((TERM, (1,)), model=Aligned(seen={1: WORDS}), beam_size=beam_size)[0].ids
     assert unseen == [10, 11, 12, 13, 8, 9]

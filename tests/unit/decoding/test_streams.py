@@ -20,6 +20,7 @@ from econmt.decoding.formats import format_translation
 from econmt.decoding.streams import BLOCK_BYTES, LineOutput, decode_line, read_chunks, shown_on_terminal
 from econmt.decoding.translation import EMPTY, NBestEntry, Translation
 from econmt.errors import InputError
+from tests.conftest import PATIENCE
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def pipe() -> Iterator[tuple[int, Callable[[bytes], int], Callable[[], None]]]:
             closed.set()
             os.close(writer)
 
-    rescue = threading.Timer(20.0, close)
+    rescue = threading.Timer(PATIENCE, close)
     rescue.start()
     yield reader, lambda content: os.write(writer, content), close
     rescue.cancel()
