@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.bench.compare import run as command_line
-from scripts.bench.compare.measure import FailedError, Finished, Mark
+from scripts.bench.compare.measure import FailedError, Finished, Mark, processor_seconds
 from scripts.bench.compare.toolkit import Command, Places, Toolkit
 from scripts.bench.compare.tools import TOOLKITS
 from scripts.bench.compare.turns import (
@@ -55,8 +56,8 @@ def fake_words(place: Path, ends_at: int = -1, status: int = 0) -> list[str]:
     return [sys.executable, "-S", "-c", FAKE, str(place), str(ends_at), str(status)]
 
 
-def trainee(folder: Path, name: str, ends_at: int = -1, status: int = 0) -> Trainee:
-    return Trainee(fake_words(folder / name, ends_at, status), {}, folder, READING, warm_up=2)
+def trainee(folder: Path, name: str, ends_at: int = -1, status: int = 0, **how: Any) -> Trainee:
+    return Trainee(fake_words(folder / name, ends_at, status), {}, folder, READING, warm_up=2, **how)
 
 
 def state(process: int) -> str:
@@ -202,18 +203,14 @@ def test_processes_train_in_turns_and_end(tmp_path: Path) -> None:
         assert f"update {result.window.updates}: 100 target tokens" in result.lines
         assert is_dead(int((tmp_path / name).read_text()))
         total += result.window.seconds
-    assert (
-        total < elapsed
-    )  # only one ran at a time: with the time of the others each would have nearly all of it
+    # Only one ran at a time: with the time of the others each would have nearly all of it.
+    assert total < elapsed
 
 
 def test_one_that_fails_tells_why_and_the_others_go_on(tmp_path: Path) -> None:
-    trainees = {
-        "early": trainee(tmp_path, "early", ends_at=1, status=3),
-        "late": trainee(tmp_path, "late", ends_at=5, status=4),
-        "whole": trainee(tmp_path, "whole"),
-        "short": trainee(tmp_path, "short", ends_at=6),
-    }
+    ends = {"early": (1, 3), "late": (5, 4), "whole": (-1, 0), "short": (6, 0)}
+    # Seconds of processors: the updates of a second do not depend on what else the machine does.
+    trainees = {name: trainee(tmp_path, name, *each, clock=processor_seconds) for name, each in ends.items()}
     results = train_in_turns(trainees, seconds=1.0, turn=0.06)
     assert "ended with status 3" in str(results["early"])
     assert "ended with status 4" in str(results["late"])

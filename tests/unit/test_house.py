@@ -29,8 +29,8 @@ MOST_LINES = {
     "memory": 5579,
     "runtime": 2163,
     "ops": 23066,
-    "scripts": 14729,
-    "tests": 55013,
+    "scripts": 14726,
+    "tests": 55011,
 }
 """Lines of Python below each folder; they may only fall."""
 

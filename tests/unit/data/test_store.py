@@ -101,11 +101,13 @@ def test_several_training_files(run: Prepare, corpus: Path) -> None:
 def test_long_and_empty_pairs_are_left_out_and_counted(run: Prepare, corpus: Path) -> None:
     subwords = {"type": "words", "source": 50, "target": 50}
     put(corpus, "train", "a b\na b c d\na\n\na b c\nb\n", "x\ny\nx y z w v\nx\nx y z\n  \n")
+    put(corpus, "test", "a q b\n", "x q r\n")
     prepared = run(max_length=3, empty_lines="skip", subwords=subwords)
     assert [prepared.train.location(i).rpartition(":")[2] for i in range(len(prepared.train))] == ["1", "5"]
     counts = prepared.statistics["train"]
     assert (counts["lines"], counts["pairs"], counts["too_long"], counts["empty"]) == (6, 2, 2, 2)
     assert (counts["source_tokens"], counts["target_tokens"]) == (5, 4)
+    assert [prepared.statistics["test"][f"{side}_unknown"] for side in ("source", "target")] == [1, 2]
 
 
 def add_a_pair(corpus: Path) -> None:

@@ -90,8 +90,7 @@ def test_what_is_ruled_out_is_what_would_write_a_phrase(phrases: list[str]) -> N
 
 
 def test_words_are_ruled_out_at_once_and_no_n_gram_comes_twice() -> None:
-    spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b", "ab"]))
-    avoidance = Avoidance(["b a"], spelling)
+    avoidance = Avoidance(["b a"], Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b", "ab"])))
     reached = avoidance.after(START, 5)
     assert avoidance.moves(reached).masked.tolist() == [4]
     assert avoidance.moves(reached).risky.tolist() == []
@@ -133,8 +132,7 @@ def test_units_are_words_and_signs_and_hypotheses_that_need_a_word_to_go_on_do_n
 
         size = 7
 
-    vocabulary = Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"])
-    spelling = Spelling(vocabulary)
+    spelling = Spelling(Pieces([f"{WORD_START}a", "b", f"{WORD_START}c"]))
     for beam_size in (1, 2, 4):
         options = {"joins": spelling.joins, "beam_size": beam_size}
         constraints = [DecodingConstraints(avoidances=(Avoidance(["a"], spelling),))]
@@ -264,10 +262,8 @@ def test_a_term_stands_for_the_words_that_it_translates(beam_size: int) -> None:
         place = word if word < 2 else 3
         assert anchored((TERM, (place,)), beam_size=beam_size)[0].ids == expected
     other = Phrase((14,), False)
-    both = anchored((TERM, (2,)), (other, (0,)), beam_size=beam_size)[0].ids
-    assert both == [14, 11, 8, 9, 13]
-    twice = anchored((TERM, (0,)), (TERM, (2,)), beam_size=beam_size)[0].ids
-    assert twice == [8, 9, 11, 8, 9, 13]
+    assert anchored((TERM, (2,)), (other, (0,)), beam_size=beam_size)[0].ids == [14, 11, 8, 9, 13]
+    assert anchored((TERM, (0,)), (TERM, (2,)), beam_size=beam_size)[0].ids == [8, 9, 11, 8, 9, 13]
     unseen = anchored((TERM, (1,)), model=Aligned(seen={1: WORDS}), beam_size=beam_size)[0].ids
     assert unseen == [10, 11, 12, 13, 8, 9]
     assert beam_size > 1 or anchored((TERM, ()), beam_size=1)[0].ids != [10, 8, 9, 12, 13], "without a place"
