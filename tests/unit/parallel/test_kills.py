@@ -59,7 +59,7 @@ class Run:
         while not reached():
             assert self.launcher.poll() is None, self.said
             assert time.monotonic() < until, self.said
-            time.sleep(0.001)
+            time.sleep(0.02)
 
     def wait_until_it_trains(self) -> None:
         self.wait_until(self.folder.commits)
