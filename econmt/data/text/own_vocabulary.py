@@ -65,7 +65,8 @@ def own_subwords(path: Path, kind: str, special: Sequence[str], tags: Sequence[s
     settings.vocab_size, settings.unk_surface = len(made), special[1]
     for number, name in enumerate(("pad", "unk", "bos", "eos")):
         setattr(settings, f"{name}_id", number)
-        setattr(settings, f"{name}_piece", special[number])
+        if getattr(settings, f"{name}_piece") != special[number]:  # else econmt's own model would change
+            setattr(settings, f"{name}_piece", special[number])
     model.DiscardUnknownFields()  # examples by which SentencePiece would test the model
     return bytes(model.SerializeToString())
 
