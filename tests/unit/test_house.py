@@ -23,14 +23,14 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38295,
+    "econmt": 38293,
     "econmt_serve": 3799,
     "econmt_distill": 1928,
     "memory": 5583,
     "runtime": 2163,
     "ops": 23153,
     "scripts": 14792,
-    "tests": 55058,
+    "tests": 55057,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -1193,7 +1193,8 @@ class Translator {
     if (call.cancelled) throw new Failed("cancelled");
   }
 
-  settings({ beam, nbest = 1, shortlist, glossary, target } = {}) {
+  settings({ beam, nbest = 1, shortlist, glossary, target, ...unknown } = {}) {
+    for (const name in unknown) throw new Failed(`${name}: unknown option; use beam, nbest, shortlist, glossary or target`);
     const { decoding } = this.model.config;
     const options = { ...decoding, beam: beam ?? decoding.beam_size, nbest, shortlist, tag: this.tags.get(target) };
     const whole = (value, least, most) => Number.isInteger(value) && value >= least && value <= most;

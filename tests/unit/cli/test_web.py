@@ -212,6 +212,7 @@ def test_a_model_of_two_target_languages_translates_to_the_chosen_one(
             assert [each[0] for each in found] == [each.text for each in expected]
             assert [each[1] for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
         assert page.evaluate(TRANSLATE, [[["a"]], {"target": "it"}]) == ["target: use one of fr, de"]
+        assert "beem: unknown option" in page.evaluate(TRANSLATE, [[["a"]], {"beem": 2}])[0]
         for address in (home, (tmp_path / "page.html").as_uri()):
             page.goto(address)
             choice = page.get_by_role("combobox", name="Translation to")
