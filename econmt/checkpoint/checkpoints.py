@@ -59,6 +59,7 @@ _CARRIED = "carried/"
 
 _SUMS = "SHA256SUMS"
 """File with the checksum of state.json, in the format of sha256sum."""
+_RESTORE = "restore the vocabulary files that it was trained with"
 
 
 @dataclass(frozen=True)
@@ -203,12 +204,12 @@ def load_saved(folder: ModelFolder, commit: Commit) -> Saved:
     return Saved(state, parameters, optimizer, optimizer_metadata.get("optimizer", ""), carried)
 
 
-def check_vocabulary(metadata: Mapping[str, str], expected: str, path: Path) -> None:
+def check_vocabulary(metadata: Mapping[str, str], expected: str, path: Path, advice: str = _RESTORE) -> None:
     """Raises InputError if a file's parameters were learnt with another vocabulary."""
     if metadata.get("vocabulary") != expected:
         raise InputError(
             f"{path}: belongs to another vocabulary (fingerprint {metadata.get('vocabulary', 'none')[:12]}, here "
-            f"{expected[:12]}); restore the vocabulary files that it was trained with"
+            f"{expected[:12]}); {advice}"
         )
 
 

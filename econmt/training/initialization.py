@@ -18,6 +18,10 @@ from econmt.errors import InputError
 from econmt.model import TranslationModel
 
 _ADVICE = "copy that model's model section into the recipe, or remove training.initialize_from"
+_VOCABULARY_ADVICE = (
+    "name the vocabulary files of that model in data.subwords (models, or lists for words), as subwords.model or "
+    "vocab.*.txt of its folder, or set training.update_vocab=true"
+)
 
 
 def parameters_to_start_from(recipe: Recipe) -> Path | None:
@@ -65,7 +69,7 @@ def initialize(
         tensors, match_notes = _matched(model, tensors, other_vocabularies, vocabularies, path)
         notes += match_notes
     else:
-        check_vocabulary(metadata, vocabulary, path)
+        check_vocabulary(metadata, vocabulary, path, _VOCABULARY_ADVICE)
     load_parameters(model, tensors, path)
     return notes
 
@@ -74,12 +78,7 @@ def _tokens(vocabulary: Vocabulary) -> list[str]:
     return vocabulary.tokens(range(vocabulary.size))
 
 
-_SIDES = {
-    "embedding": "target",
-    "source_embedding": "source",
-    "target_embedding": "target",
-    "output": "target",
-}
+_SIDES = dict.fromkeys(("embedding", "target_embedding", "output"), "target") | {"source_embedding": "source"}
 """Side whose tokens index the rows of a table, by the table's name."""
 
 
@@ -115,12 +114,7 @@ def _matched(
             continue
         positions, size = rows[side], sides[side][0].size
         tensor = tensors.get(name)
-        if (
-            tensor is None
-            or tensor.dim() == 0
-            or len(tensor) != size
-            or tensor.shape[1:] != parameter.shape[1:]
-        ):
+        if tensor is None or tensor.shape != (size, *parameter.shape[1:]):
             raise InputError(f"{path}: parameter '{name}' does not have one row per token of its vocabulary")
         rows_of_ours = parameter.detach().clone()
         rows_of_ours[positions >= 0] = tensor[positions[positions >= 0]].to(rows_of_ours.dtype)

@@ -23,14 +23,14 @@ LONGEST_MODULE = 500
 MOST_RECIPE_KEYS = 191
 """Number of keys of recipes, as docs/recipes.md lists them, keys of sections aside; it may only fall."""
 MOST_LINES = {
-    "econmt": 38281,
+    "econmt": 38277,
     "econmt_serve": 3799,
     "econmt_distill": 1928,
     "memory": 5579,
     "runtime": 2163,
     "ops": 23066,
     "scripts": 14726,
-    "tests": 55011,
+    "tests": 55009,
 }
 """Lines of Python below each folder; they may only fall."""
 

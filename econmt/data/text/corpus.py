@@ -321,6 +321,6 @@ def split_pair(line: str, where: Path | str, number: int) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) != 2:
         raise InputError(
-            f"{where}:{number}: {len(columns)} tab-separated columns; expected two, the source and its translation"
+            f"{where}:{number}: {len(columns) - 1} tabs; expected one, between the source and its translation"
         )
     return columns[0], columns[1]

@@ -58,14 +58,15 @@ def own_subwords(path: Path, kind: str, special: Sequence[str], tags: Sequence[s
     known = {each.piece for each in kept}
     types = [piece.UNKNOWN if number == 1 else piece.CONTROL for number in range(len(special))]
     made = [piece(piece=text, score=0.0, type=type_of) for text, type_of in zip(special, types, strict=True)]
-    made += kept
-    made += [piece(piece=tag, score=0.0, type=piece.USER_DEFINED) for tag in tags if tag not in known]
+    made += kept + [piece(piece=tag, score=0.0, type=piece.USER_DEFINED) for tag in tags if tag not in known]
+    is_ours = made == [*model.pieces]
     model.ClearField("pieces")
     model.pieces.extend(made)
     settings.vocab_size, settings.unk_surface = len(made), special[1]
     for number, name in enumerate(("pad", "unk", "bos", "eos")):
         setattr(settings, f"{name}_id", number)
-        setattr(settings, f"{name}_piece", special[number])
+        if not is_ours:  # which stays byte for byte the same
+            setattr(settings, f"{name}_piece", special[number])
     model.DiscardUnknownFields()  # examples by which SentencePiece would test the model
     return bytes(model.SerializeToString())
 

@@ -1193,9 +1193,9 @@ class Translator {
     if (call.cancelled) throw new Failed("cancelled");
   }
 
-  settings({ beam, nbest = 1, shortlist, glossary, target, ...others } = {}) {
+  settings({ beam, nbest = 1, shortlist, glossary, target, ...unknown } = {}) {
+    for (const name in unknown) throw new Failed(`${name}: unknown option; use beam, nbest, shortlist, glossary or target`);
     const { decoding } = this.model.config;
-    for (const name in others) throw new Failed(`${name} is no option of translate: use beam, nbest, shortlist, glossary or target`);
     const options = { ...decoding, beam: beam ?? decoding.beam_size, nbest, shortlist, tag: this.tags.get(target) };
     const whole = (value, least, most) => Number.isInteger(value) && value >= least && value <= most;
     if (!whole(options.beam, 1, MOST_WORDS)) throw new Failed(`beam: use a whole number from 1 to ${MOST_WORDS}`);

@@ -265,9 +265,7 @@ def test_a_model_says_what_it_is(word_model: Path, model: econmt.TrainedModel) -
     assert f"{2 * count:,} parameters, vocabularies of 12 and 12, float32 on cpu>" in text
 
 
-def test_scores_are_those_of_the_command_line(
-    call: Call, model: econmt.TrainedModel, word_model: Path
-) -> None:
+def test_scores_are_those_of_the_command(call: Call, model: econmt.TrainedModel, word_model: Path) -> None:
     pairs = [("a b c", "C B A"), ("d", "D"), ("h g", "G")]
     found = model.score(*zip(*pairs, strict=True), batch_size=2)
     ended = call("score", "-m", word_model, text="".join(f"{a}\t{b}\n" for a, b in pairs))

@@ -265,9 +265,7 @@ def test_annotation_alone_is_an_ordinary_search_of_another_source(model: econmt.
 
 
 @pytest.mark.parametrize("mode", ["auto", "annotate", "constrain"])
-def test_terms_that_are_there_anyway_change_nothing_in_any_mode(
-    model: econmt.TrainedModel, mode: str
-) -> None:
+def test_terms_that_are_there_change_nothing_in_any_mode(model: econmt.TrainedModel, mode: str) -> None:
     options: dict[str, Any] = {"min_output_length": 3}
     plain = model.translate(LINES, **options)
     terms = {line: each.text.split()[-1] for line, each in zip(LINES, plain, strict=True)}

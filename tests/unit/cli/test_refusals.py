@@ -73,7 +73,7 @@ REFUSED = [
     ("translate -m M --output= -b", "(--output) is empty"),
     ("translate -m M --checkpoint \udcff", "'\\xff' is not valid UTF-8"),
     ("score -m M --length-penalty-beta 2", "--length-penalty-beta is for --score-type: normalized or json"),
-    ("score -m M", "standard input:1", "1 tab-separated columns"),
+    ("score -m M", "standard input:1", "0 tabs; expected one"),
     ("score -m M -s one", "both --source and --target"),
     ("score -m M --total", "--total is for language models"),
     ("score -m M -s two -t one", "2 lines"),

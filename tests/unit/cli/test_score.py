@@ -118,7 +118,7 @@ def test_what_cannot_be_scored_is_one_clear_line(
 ) -> None:
     monkeypatch.setattr("econmt.cli.score.CHUNK_SIZE", chunk)
     for options, given, *words in (
-        ("", "a\tA\nb\tB\nb\tB\tC\n", "standard input:3", "3 tab-separated columns"),
+        ("", "a\tA\nb\tB\nb\tB\tC\n", "standard input:3", "2 tabs; expected one"),
         ("--target-tokens", "a\tA\nb\tA\nb\tA nothing\n", "standard input:3", "'nothing' is not a token"),
         ("--target-tokens", "a\t</s>\n", "'</s>' is not a token"),
     ):

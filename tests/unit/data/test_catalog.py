@@ -341,7 +341,7 @@ def test_different_line_counts(tmp_path: Path, first: int, second: int) -> None:
 
 def test_a_wrong_number_of_columns_is_told(tmp_path: Path) -> None:
     file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
-    with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
+    with pytest.raises(InputError, match=r"t\.tsv:2: 2 tabs; expected one"):
         list(read_pairs(Corpus(file, None)))
 
 

@@ -158,9 +158,7 @@ def test_a_connection_that_brings_nothing_new_ends_the_attempts(server: Server, 
     assert len(server.requests) == 2
 
 
-def test_checksum_of_gzip_is_that_of_its_text_and_a_login_page_has_none(
-    server: Server, tmp_path: Path
-) -> None:
+def test_checksum_of_gzip_is_that_of_its_text_a_login_page_has_none(server: Server, tmp_path: Path) -> None:
     server.files["t.gz"] = gzip.compress(CONTENT, mtime=12345)
     download(RemoteFile(f"{server.url}/t.gz", sha256(CONTENT)), tmp_path / "t.gz", progress=False)
     assert gzip.decompress((tmp_path / "t.gz").read_bytes()) == CONTENT

@@ -151,6 +151,16 @@ def test_a_run_with_an_own_model(tmp_path: Path) -> None:
     assert prepared.vocabularies.source.size < vocabulary.size  # the file has changed
 
 
+def test_a_model_of_econmt_is_the_same_vocabulary_in_another_run(tmp_path: Path) -> None:
+    """So that training.initialize_from takes its parameters as they are."""
+    text = write_text(tmp_path, {"train": 20, "valid": 4})
+    for kind in ("bpe", "unigram"):
+        changes = f"data.subwords={{type: {kind}, size: 24}}", "data.tags=[<BT>]"
+        prepare(Run(text, tmp_path, changes).recipe, tmp_path / kind, [text], show_progress=False)
+        learnt = tmp_path / kind / "subwords.model"
+        assert own_subwords(learnt, kind, SPECIAL_TOKENS, ["▁<BT>"]) == learnt.read_bytes()
+
+
 def test_a_run_with_own_lists(tmp_path: Path) -> None:
     text = write_text(tmp_path, {"train": 20, "valid": 4})
     (text / "source.vocab").write_text("d 5\na 9\n")

@@ -150,9 +150,7 @@ def test_ranks_that_share_the_optimizer_save_what_one_saves(group: Group, text: 
 
 
 @pytest.mark.parametrize("shares", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_ranks_agree_on_overflows_of_float16(
-    group: Group, text: Path, tmp_path: Path, *, shares: bool
-) -> None:
+def test_ranks_agree_on_float16_overflows(group: Group, text: Path, tmp_path: Path, *, shares: bool) -> None:
     """An overflow on any rank is one of all, and halves the scale of all, whoever holds the optimizer's state."""
     path = recipe_in(tmp_path, text)
     scale = ("training.precision=float16", f"training.loss_scale={2**10}", "training.loss_scale_window=2")

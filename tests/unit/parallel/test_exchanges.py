@@ -197,9 +197,7 @@ def test_buckets_are_as_full_as_they_may_be(
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 @pytest.mark.parametrize("bucket", [1, 60, 1 << 20])
-def test_every_rank_has_what_the_owners_made(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, bucket: int
-) -> None:
+def test_every_rank_has_what_owners_made(monkeypatch: pytest.MonkeyPatch, ranks: int, bucket: int) -> None:
     """Twice; ranks may own nothing, and frozen parameters have no owner."""
     monkeypatch.setattr(reduction, "BUCKET_BYTES", bucket)
 

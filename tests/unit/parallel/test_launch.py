@@ -81,9 +81,7 @@ def test_a_signal_while_ranks_are_started_is_the_exit_code_and_leaves_its_handle
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_ranks_that_leave_on_a_signal_have_time_to_save(
-    run: Launch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_that_end_on_a_signal_have_time_to_save(run: Launch, capfd: pytest.CaptureFixture[str]) -> None:
     code = """
 def leave(*_):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one would end it
