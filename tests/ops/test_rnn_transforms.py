@@ -171,7 +171,7 @@ def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
         (ValueError, r"resets must be a bool tensor .*\(4, 6\), .*\(6, 4\)", (ones, None, None, RESETS.t())),
         (ValueError, r"resets must be .* got torch.int64", (ones, None, None, RESETS.long())),
         (ValueError, "resets is on meta; it must be on the CPU", (ones, None, None, RESETS.to("meta"))),
-        (ValueError, r"resets must be .* got a value of type list", (ones, None, None, RESETS.tolist())),
+        (ValueError, r"resets must be .* got a value of type list", (ones[0], None, None, RESETS.tolist())),
         (ValueError, "lengths cannot be given with a PackedSequence", (packed, None, LENGTHS[:1])),
         (ValueError, "resets cannot be given with a PackedSequence", (packed, None, None, RESETS)),
     ]

@@ -77,7 +77,7 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
         state = None if hx is None else self._states(hx)
         if not is_batched:
             input = input.unsqueeze(axis)  # noqa: A001
-            resets = None if resets is None else resets.unsqueeze(0)
+            resets = resets.unsqueeze(0) if isinstance(resets, Tensor) else resets
         if state is not None:
             state = self._batched(state, is_batched)
         rows = input if self.batch_first else input.transpose(0, 1)
