@@ -359,12 +359,11 @@ def test_the_sizes_are_shown(kind: Any) -> None:
 @each_module
 def test_sizes_and_states_that_do_not_fit_are_told(kind: Any) -> None:
     name = kind.__name__
-    with pytest.raises(ValueError, match=f"{name}: input_size must be at least 1, got 0"):
-        kind(0, 4)
-    with pytest.raises(ValueError, match=f"{name}: hidden_size must be at least 1, got 0"):
-        kind(3, 0)
-    with pytest.raises(ValueError, match=f"{name}: num_layers must be at least 1, got 0"):
-        kind(3, 4, 0)
+    for key, sizes in {"input_size": (0, 4), "hidden_size": (3, 0), "num_layers": (3, 4, 0)}.items():
+        with pytest.raises(ValueError, match=f"{name}: {key} must be at least 1, got 0"):
+            kind(*sizes)
+    with pytest.raises(ValueError, match=f"{name}: dropout must be from 0 to 1, got -0.1"):
+        kind(3, 4, 2, dropout=-0.1)
     both = kind(3, 4, 2, bidirectional=True)
     size = r"inputs must be \(B, T, input_size\) with input_size=3, got \(2, 5, 4\)"
     with pytest.raises(ValueError, match=f"{name}: {size}"):

@@ -32,15 +32,13 @@ each_module = pytest.mark.parametrize(
 def module_and_inputs(kind: str, options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(3)
     module = getattr(econmt_ops, kind)(SIZE, HIDDEN, 2, dtype=dtype, **options)
-    shape = (BATCH, STEPS, SIZE) if module.batch_first else (STEPS, BATCH, SIZE)
+    shape = (BATCH, STEPS, SIZE) if getattr(module, "batch_first", True) else (STEPS, BATCH, SIZE)
     return module, Make("cpu", dtype)(*shape)
 
 
 @pytest.mark.sampled(2)
 @each_module
-@pytest.mark.parametrize(
-    "given", [{}, {"lengths": LENGTHS, "resets": RESETS}], ids=["plain", "lengths-and-resets"]
-)
+@pytest.mark.parametrize("given", [{}, {"lengths": LENGTHS, "resets": RESETS}], ids=["plain", "ragged"])
 def test_compiled_without_a_graph_break(kind: str, options: dict[str, Any], given: dict[str, Any]) -> None:
     torch._dynamo.reset()
     module, inputs = module_and_inputs(kind, options)
@@ -92,34 +90,37 @@ def test_exported(kind: str, options: dict[str, Any]) -> None:
     assert_close(tree_leaves(program.module()(few)), tree_leaves(module(few)), 1e-5)
 
 
-@each_module
-def test_vmap_is_refused_and_other_transforms_work(kind: str, options: dict[str, Any]) -> None:
-    module, inputs = module_and_inputs(kind, options)
-    message = f"econmt_ops.{kind} does not support torch.vmap; use its batch dimension instead"
-    with pytest.raises(RuntimeError) as error:
-        torch.vmap(lambda each: module(each)[0])(torch.stack([inputs, inputs]))
-    assert str(error.value) == message
-    parameters = dict(module.named_parameters())
-    several = {name: torch.stack([weight, weight]) for name, weight in parameters.items()}
-    with pytest.raises(RuntimeError, match=message):
-        torch.vmap(lambda each: torch.func.functional_call(module, each, (inputs,))[0])(several)
-    gradients = torch.func.grad(lambda each: torch.func.functional_call(module, each, (inputs,))[0].sum())(
-        parameters
-    )
-    expected = torch.autograd.grad(module(inputs)[0].sum(), list(parameters.values()))
-    assert_close([gradients[name] for name in parameters], expected, 1e-5)
-
-
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_transforms_of_torch_func(kind: str) -> None:
+    """torch.lstm and torch.gru support neither torch.vmap nor, in float32, forward-mode differentiation."""
+    module, inputs = module_and_inputs(kind, {"bidirectional": True})
+
+    def loss(scale: Any) -> Any:
+        weights = {name: weight * scale for name, weight in module.named_parameters()}
+        return torch.func.functional_call(module, weights, (inputs * scale,))[0].square().sum()
+
+    scales = torch.tensor([1.0, 1.5], requires_grad=True)
+    expected = [loss(scale) for scale in scales]
+    slopes = torch.autograd.grad(sum(expected), scales)
+    assert_close([*torch.vmap(loss)(scales)], expected, 1e-5)
+    for slope in (torch.func.grad(loss), torch.func.jacfwd(loss)):
+        assert_close([torch.vmap(slope)(scales)], slopes, 1e-5)
+        assert_close([slope(scales[1])], [slopes[0][1]], 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU", "QRNN", "GILRLSTM"])
 def test_second_derivatives_of_small_layers(kind: str) -> None:
     module, inputs = module_and_inputs(kind, {}, torch.float64)
+    module.implementation = "auto" if kind in ("LSTM", "GRU") else "reference"
     leaves = [inputs[:2, :2].clone().requires_grad_()]
     assert torch.autograd.gradgradcheck(lambda given: module(given)[0], leaves)
     module.implementation = "recompute"
     (gradient,) = torch.autograd.grad(module(*leaves)[0].sum(), leaves, create_graph=True)
-    told = "_layer has no second derivative; name implementation='reference'"
-    with pytest.raises(RuntimeError, match=told):
+    told = "econmt_ops::.* has no {}; name implementation='reference'"
+    with pytest.raises(RuntimeError, match=told.format("second derivative")):
         gradient.sum().backward()
+    with pytest.raises(RuntimeError, match=told.format("gradient of torch.func")):
+        torch.func.grad(lambda given: module(given)[0].sum())(inputs)
 
 
 @each_module
@@ -170,7 +171,7 @@ def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
         (ValueError, r"resets must be a bool tensor .*\(4, 6\), .*\(6, 4\)", (ones, None, None, RESETS.t())),
         (ValueError, r"resets must be .* got torch.int64", (ones, None, None, RESETS.long())),
         (ValueError, "resets is on meta; it must be on the CPU", (ones, None, None, RESETS.to("meta"))),
-        (ValueError, r"resets must be .* got a value of type list", (ones, None, None, RESETS.tolist())),
+        (ValueError, r"resets must be .* got a value of type list", (ones[0], None, None, RESETS.tolist())),
         (ValueError, "lengths cannot be given with a PackedSequence", (packed, None, LENGTHS[:1])),
         (ValueError, "resets cannot be given with a PackedSequence", (packed, None, None, RESETS)),
     ]

@@ -28,7 +28,7 @@ from econmt_ops.core import scopes
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import MatmulTF32, explicit_casts, recurrent_tf32
 from econmt_ops.dispatch.device_limits import on_gpu_of
-from econmt_ops.dispatch.rule import is_forward_mode
+from econmt_ops.dispatch.rule import is_forward_mode, is_transformed
 
 _KINDS: dict[Any, str] = {
     Tensor: "Tensor",
@@ -258,10 +258,11 @@ class Operator(Generic[Arguments, Results]):
         """Runs the forward operator.
 
         Raises:
-            RuntimeError: If an argument has a tangent of forward-mode differentiation; torch.library would drop it.
+            RuntimeError: If an argument has a tangent of forward-mode differentiation, which torch.library would drop,
+                or a gradient of torch.func.
         """
-        if is_forward_mode():
-            self._refuse_tangents(arguments)
+        if is_transformed():
+            self._refuse_transforms(arguments)
         made = self.forward(*arguments, self.schema.requires_grad(arguments))
         results: Results = self._results(*_as_tuple(made))
         return results
@@ -306,15 +307,18 @@ class Operator(Generic[Arguments, Results]):
             f"{self.forward._qualname} has no second derivative; name implementation='reference', which has"
         )
 
-    def _refuse_tangents(self, arguments: Arguments) -> None:
+    def _refuse_transforms(self, arguments: Arguments) -> None:
         unpack: Any = forward_ad.unpack_dual
+        parts, lacking = self.schema.differentiable(arguments), None
         # torch.compile does not tell which arguments have tangents.
-        if torch.compiler.is_compiling() or any(
-            unpack(part).tangent is not None for part in self.schema.differentiable(arguments)
-        ):
-            raise RuntimeError(
-                f"{self.forward._qualname} has no forward-mode derivative; name implementation='reference', which has"
-            )
+        compiles = is_forward_mode() and torch.compiler.is_compiling()
+        if compiles or any(unpack(part).tangent is not None for part in parts):
+            lacking = "forward-mode derivative"
+        elif any(map(torch._C._functorch.is_gradtrackingtensor, parts)):
+            lacking = "gradient of torch.func"
+        if lacking is not None:
+            told = "name implementation='reference', which has"
+            raise RuntimeError(f"{self.forward._qualname} has no {lacking}; {told}")
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])

@@ -103,9 +103,16 @@ def is_transformed() -> bool:
     return is_forward_mode() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def needs_single_steps() -> bool:
+    """Returns True inside torch.vmap and forward-mode differentiation, which torch.lstm and torch.gru lack."""
+    functorch = torch._C._functorch
+    kinds = [transform.key() for transform in functorch.get_interpreter_stack() or ()]
+    return is_forward_mode() or functorch.TransformType.Vmap in kinds
+
+
 # torch.compile cannot trace the questions; it asks while it compiles, inside the same transforms.
-is_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
-is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _question in (is_forward_mode, is_transformed, needs_single_steps):
+    _question._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def device_of(tensor: torch.Tensor) -> str:

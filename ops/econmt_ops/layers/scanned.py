@@ -51,14 +51,16 @@ _LARGE_BLOCK_BYTES = 128 << 20
 
 def scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
     """Computes `linear_recurrence` by the rule; it is not measured, because it is a part of an op that is measured."""
-    gradients = torch.is_grad_enabled() and (inputs.requires_grad or decay.requires_grad)
-    name = "reference" if is_transformed() else _scan_by(inputs, gradients)
+    # Where autograd records the scan, by steps: the reference alone has second derivatives.
+    has_gradient = torch.is_grad_enabled() and (inputs.requires_grad or decay.requires_grad)
+    by_steps = is_transformed() or (has_gradient and not torch.compiler.is_compiling())
+    name = "reference" if by_steps else _scan_by(inputs)
     return linear_recurrence(decay, inputs, initial=initial, implementation=name)
 
 
-def _scan_by(like: Tensor, gradients: bool) -> str:
+def _scan_by(like: Tensor) -> str:
     """Returns the implementation for a scan of (B, T, H), restricted to those that share one operator."""
-    name = rule("linear_recurrence", device_of(like), like.dtype, gradients=gradients)
+    name = rule("linear_recurrence", device_of(like), like.dtype)
     return "chunk" if name == "reference" else name
 
 
@@ -294,7 +296,7 @@ class _BackwardPass:
         if padding is not None:
             decay = decay.masked_fill(padding.unsqueeze(2), 1.0)
         ddecay, delta, carried = torch.ops.econmt_ops.linear_recurrence_backward(
-            dc, cells, decay, cells, initial, None, False, _scan_by(cells, False)
+            dc, cells, decay, cells, initial, None, False, _scan_by(cells)
         )
         ddecay, delta = zero_padding(ddecay, padding), zero_padding(delta, padding)
         rest = [part for part in (dgate,) if part is not None]

@@ -33,9 +33,10 @@ from econmt_ops.core.lengths import padding_mask, padding_of, zero_padding
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, RecurrentOperator
+from econmt_ops.dispatch.rule import needs_single_steps
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
-from econmt_ops.lstm.reference import STEPWISE
+from econmt_ops.lstm.reference import runs_by_torch
 from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer
 from econmt_ops.products.stack import last_of
@@ -51,7 +52,8 @@ def reference(
     padding = padding_of(inputs, lengths)
     inputs = zero_padding(inputs, padding)
     # In 16-bit types on a CPU torch would accumulate in them.
-    if cell is GRU and (not isinstance(inputs, FakeTensor) if by_cudnn else inputs.dtype not in STEPWISE):
+    by_torch = not needs_single_steps() if by_cudnn else runs_by_torch(inputs.dtype)
+    if cell is GRU and by_torch and not (by_cudnn and isinstance(inputs, FakeTensor)):
         outputs = zero_padding(
             _gru(inputs, list(weights), state[0].unsqueeze(0).contiguous(), by_cudnn), padding
         )

@@ -55,15 +55,11 @@ def linear_cross_entropy(
         ValueError: shapes or types do not fit, a target on the CPU is out of range, or the reduction or the
             implementation is unknown.
     """
-    if reduction not in _REDUCTIONS:
-        raise ValueError(
-            f"linear_cross_entropy: unknown reduction {reduction!r}; available: {', '.join(_REDUCTIONS)}"
-        )
-    if not isinstance(label_smoothing, (int, float)) or not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(
-            f"linear_cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing!r}"
-        )
     check = Shapes("linear_cross_entropy")
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"{check.op}: unknown reduction {reduction!r}; available: {', '.join(_REDUCTIONS)}")
+    if not isinstance(label_smoothing, (int, float)) or not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"{check.op}: label_smoothing must be from 0 to 1, got {label_smoothing!r}")
     check("hidden", hidden, "N H")
     check("weight", weight, "V H")
     check.indices("targets", targets, "N")

@@ -21,7 +21,7 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
 from econmt_ops.dispatch.registration import Incoming, RecurrentOperator
 from econmt_ops.lstm import unrolled
-from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
+from econmt_ops.lstm.reference import closed_gates, layer_by_torch, runs_by_torch
 from econmt_ops.products.gemm import add_rows
 from econmt_ops.products.low_rank import (
     AnyProduct,
@@ -277,7 +277,7 @@ class Direction:
         h, c = self.first_h, last_c.copy_(self.first_c)
         every_cell = keep and reaches(self.stash, "cells")
         # torch.lstm is the fastest forward pass, but it keeps c in the type of the inputs and returns only the last c.
-        by_torch = isinstance(self.weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
+        by_torch = isinstance(self.weights, LSTMWeights) and runs_by_torch(h.dtype) and not every_cell
         for number in steps_of(range(len(self.blocks))):
             begin, end = self.blocks[number]
             if keep and not every_cell:

@@ -24,7 +24,7 @@ from econmt_ops.cells import lstm as cell
 from econmt_ops.core.lengths import padding_of, zero_padding
 from econmt_ops.core.precision import accumulate_dtype, recurrent_tf32
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights, ProjectedLSTMWeights
-from econmt_ops.dispatch.rule import MODE
+from econmt_ops.dispatch.rule import MODE, needs_single_steps
 from econmt_ops.lstm.cudnn import MOST_STEPS, by_direction, cudnn_lstm
 from econmt_ops.products.dropout import Seed, apply_dropout
 from econmt_ops.products.low_rank import linear, linear_add
@@ -32,9 +32,6 @@ from econmt_ops.products.stack import StackOptions, last_of, run_stack
 
 CLOSED = 1e4
 """Magnitude of closed gates' sums, as in padding; sigmoid(-1e4) is 0, sigmoid(1e4) is 1, and both slopes are 0."""
-
-STEPWISE = (torch.bfloat16, torch.float16)
-"""Types in which a layer is a loop of steps."""
 
 COLUMNS = 8
 """Input columns that closed gates take: one or two would suffice, eight keep rows aligned for tensor cores."""
@@ -84,6 +81,11 @@ def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: to
     if batch * steps * 4 * hidden * exact.itemsize > _LITTLE:
         return False
     return hidden < _WIDE if exact == dtype else steps < _FEW_STEPS
+
+
+def runs_by_torch(dtype: torch.dtype) -> bool:
+    """Returns True if a layer runs as torch's own, which accumulates in ``dtype``, and not as a loop of steps."""
+    return accumulate_dtype(dtype) == dtype and not needs_single_steps()
 
 
 def closed_gates(layer: AnyLSTMWeights | ProjectedLSTMWeights) -> Tensor:
@@ -182,6 +184,7 @@ def lstm(
     padding = padding_of(inputs, lengths)
     shape = batch, steps, layers[0].hidden.shape[1]
     masks = options.keep_masks(len(layers), shape, inputs.device)
+    by_torch = options.gate_gradient is None and runs_by_torch(inputs.dtype)
     inputs = zero_padding(inputs, padding)
 
     def drop(read: Tensor, number: int) -> Tensor:
@@ -189,13 +192,12 @@ def lstm(
 
     def run(number: int, read: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         h, c = state[number]
-        layer, gate_gradient = layers[number], options.gate_gradient
-        by_torch = gate_gradient is None and read.dtype not in STEPWISE
+        layer = layers[number]
         if isinstance(layer, ProjectedLSTMWeights) or (by_torch and isinstance(layer, LSTMWeights)):
             outputs, last_h, last_c = layer_by_torch(read, [layer], h.unsqueeze(0), c.unsqueeze(0), padding)
             last_h, last_c = last_h.squeeze(0), last_c.squeeze(0)
         else:
-            outputs, last_h, last_c = _layer_by_steps(read, layer, h, c, padding, gate_gradient)
+            outputs, last_h, last_c = _layer_by_steps(read, layer, h, c, padding, options.gate_gradient)
         return outputs, (last_h if lengths is None else last_of(outputs, h, lengths), last_c)
 
     outputs, last = run_stack(run, inputs, len(layers), options, reverses=options.reverse, drop=drop)
@@ -207,7 +209,7 @@ def _both_ways(
 ) -> tuple[Tensor, LSTMState]:
     """Runs one layer in both directions from a state of zeros."""
     whole = [layer for layer in layers if isinstance(layer, LSTMWeights)]
-    if not whole or inputs.dtype in STEPWISE:
+    if not whole or not runs_by_torch(inputs.dtype):
         pairs = zip(layers, (False, True), strict=True)
         both = [lstm(inputs, (layer,), state[:1], StackOptions(lengths, reverse)) for layer, reverse in pairs]
         return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import rnn as torch_rnn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves
 
 from econmt_ops.core.shapes import Shapes, kind_of
 from econmt_ops.lstm.call_plans import resets_plan, run_whole
@@ -63,10 +62,9 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
             each row's last step, as ``hx``.
 
         Raises:
-            RuntimeError: If a size does not fit, or the call is inside `torch.vmap`; as PyTorch does.
+            RuntimeError: If a size does not fit, as PyTorch does.
             ValueError: If the type or the number of dimensions does not fit, or ``lengths`` or ``resets``.
         """
-        self._refuse_vmap(input, hx)
         is_torchs = lengths is None and resets is None and dropout_seed is None
         if self.proj_size and is_torchs and not (self.residual or self.variational):
             by_torch: Any = torch_rnn.LSTM.forward
@@ -79,7 +77,7 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
         state = None if hx is None else self._states(hx)
         if not is_batched:
             input = input.unsqueeze(axis)  # noqa: A001
-            resets = None if resets is None else resets.unsqueeze(0)
+            resets = resets.unsqueeze(0) if isinstance(resets, Tensor) else resets
         if state is not None:
             state = self._batched(state, is_batched)
         rows = input if self.batch_first else input.transpose(0, 1)
@@ -209,16 +207,12 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
             self.check_forward_args(inputs, self._hx(state), None)
         if rows.shape[1] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-        if inputs.device != self._device():
-            raise RuntimeError(
-                "Input and parameter tensors are not at the same device, found input tensor at "
-                f"{inputs.device} and parameter tensor at {self._device()}"
-            )
-        for part in state or ():
-            if part.device != inputs.device:
+        others = [("parameter", self._device()), *(("hidden", part.device) for part in state or ())]
+        for kind, device in others:
+            if device != inputs.device:
                 raise RuntimeError(
-                    "Input and hidden tensors are not at the same device, found input tensor at "
-                    f"{inputs.device} and hidden tensor at {part.device}"
+                    f"Input and {kind} tensors are not at the same device, found input tensor at "
+                    f"{inputs.device} and {kind} tensor at {device}"
                 )
 
     def _check_rows(self, inputs: Tensor, lengths: Tensor | None, resets: Tensor) -> None:
@@ -238,17 +232,6 @@ class RecurrentModule(StackedLayers, nn.RNNBase):
         if resets.device.type not in ("cpu", inputs.device.type):
             raise ValueError(
                 f"{self.mode}: resets is on {resets.device}; it must be on the CPU or on {inputs.device}"
-            )
-
-    def _refuse_vmap(self, *arguments: Any) -> None:
-        """Raises RuntimeError if an argument or a parameter has a dimension of torch.vmap."""
-        functorch = torch._C._functorch
-        if torch.compiler.is_compiling() or functorch.peek_interpreter_stack() is None:
-            return
-        tensors = [*tree_leaves(arguments), *self.parameters()]
-        if any(functorch.is_batchedtensor(part) for part in tensors if isinstance(part, Tensor)):
-            raise RuntimeError(
-                f"econmt_ops.{self.mode} does not support torch.vmap; use its batch dimension instead"
             )
 
     def extra_repr(self) -> str:

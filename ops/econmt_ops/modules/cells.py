@@ -32,7 +32,7 @@ class CellLayers(StackedLayers, nn.Module):
         implementation: "auto" or the name of an implementation of the op.
 
     Raises:
-        ValueError: If ``input_size``, ``hidden_size`` or ``num_layers`` is less than 1.
+        ValueError: If ``input_size``, ``hidden_size`` or ``num_layers`` is less than 1, or ``dropout`` not from 0 to 1.
     """
 
     def __init__(
@@ -54,6 +54,8 @@ class CellLayers(StackedLayers, nn.Module):
         for key in ("input_size", "hidden_size", "num_layers"):
             if (size := getattr(self, key)) < 1:
                 raise ValueError(f"{type(self).__name__}: {key} must be at least 1, got {size}")
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"{type(self).__name__}: dropout must be from 0 to 1, got {dropout}")
         self.dropout, self.bidirectional, self.residual = dropout, bidirectional, residual
         self.variational, self.implementation = variational, implementation
         for layer in range(num_layers):

@@ -31,8 +31,7 @@ UpdateKernel = Callable[..., list[Tensor]]
 _SGD = ("sgd", "nag")
 
 BLOCK_BYTES = 2 << 20
-"""Bytes of a matrix that are updated at a time where temporary values are needed, so that they stay in the CPU's cache.
-"""
+"""Bytes of a matrix that are updated at a time where temporary values are needed, to stay in the CPU's cache."""
 
 GPU_BLOCK_BYTES = 16 << 20
 """Bytes of such a part on a GPU, where every part costs launches."""
@@ -53,6 +52,9 @@ class FusedOptimizer:
     `prepare` was called before; with a learning rate in a tensor on the device, every replay reads its current value.
 
     Parameters in bfloat16 have moments in float32; their updates are computed in float32 and rounded stochastically.
+
+    It is no `torch.optim.Optimizer`: `set_learning_rate` replaces schedulers, and `state` the state dict. Copy its
+    tensors to save it, and assign such a dict to ``state[parameter]`` of each parameter to restore it.
 
     Args:
         parameters: Parameters, all on one device.
