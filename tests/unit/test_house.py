@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2163,
     "ops": 23153,
     "scripts": 14792,
-    "tests": 55059,
+    "tests": 55055,
 }
 """Lines of Python below each folder; they may only fall."""
 
