@@ -11,7 +11,7 @@ from tests.unit.training.conftest import UseRows
 from tests.unit.training.tiny import Run, assert_parts_are_the_whole, snapshot, write_guides, write_text
 
 OPTIONS = (
-    "model.decoder={cell: gru, layers: 2, context_gating: true}",
+    "model.decoder={cell: gru, size: 8, layers: 2, context_gating: true}",
     "model.attention.coverage={type: gru, num_hidden: 2}",
     "model.layer_normalization=true",
     "model.dropout={embedding: 0.1, layers: 0.1}",
