@@ -156,6 +156,7 @@ print([name for name in sys.modules if name.partition(".")[0] in ("econmt", "eco
 """
 
 
+@pytest.mark.slow
 def test_the_memory_account_is_a_distribution_of_its_own(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "memory", tmp_path / "memory", ignore=IGNORED)
     wheel, _ = build(tmp_path / "memory", "wheel")

@@ -267,6 +267,7 @@ def test_a_library_for_which_there_is_no_memory_is_one_clear_line(
     assert run_verb(fails_with(error))[::2] == (1, f"econmt: error: out of memory {limit} {advice}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no list of users to be missing from")
 def test_a_user_without_home_and_account_is_told_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -294,7 +294,7 @@ _OF_A_TEST = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("gnmt", "ptb") else [])
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("docs-ten", "gnmt", "ptb") else [])
         for name in sorted(shipped_recipes(), key="best".__eq__)  # the slowest one last
     ],
 )

@@ -77,7 +77,7 @@ def test_which_ranks_make_pipelines_of_how_many_stages(group: Group, text: Path,
 @pytest.mark.parametrize(
     "check",
     [
-        pipeline_checks.language_model,
+        pytest.param(pipeline_checks.language_model, marks=pytest.mark.slow),
         pipeline_checks.decoder_without_input_feeding,
         pipeline_checks.decoder_with_input_feeding,
         pipeline_checks.bfloat16,
