@@ -84,8 +84,8 @@ def has_cuda() -> bool:
 def _process() -> Iterator[None]:
     """Gives back what a test has changed in its process: Ctrl-C, which commands ignore when they leave, and threads.
 
-    Random numbers are the same whatever ran before. Beside other workers, two threads wait for each other. On a GPU, products of float32 are in float32, not in TF32, as
-    the tolerances expect.
+    Random numbers are the same whatever ran before. Beside other workers, two threads wait for each other. On a GPU,
+    products of float32 are in float32, not in TF32, as the tolerances expect.
     """
     threads, interrupt, on_gpu = torch.get_num_threads(), signal.getsignal(signal.SIGINT), has_cuda()
     if on_gpu:

@@ -171,28 +171,21 @@ def _every_command() -> list[str]:
 _FOLLOWED = [page for page in PAGES if console_blocks(page) or page == "docs/python.md"]
 _LONG = ("docs/results/", "docs/controlled.md", "docs/low-rank.md")
 """Pages whose commands take long, which only thorough tests follow."""
-_SLOW_PAGES = {
+_SLOW = {
     *("CONTRIBUTING.md", "README.md", "runtime/README.md"),
     *(f"docs/{name}.md" for name in ["beam-search", "distillation", "getting-started", "index", "inference"]),
     *(f"docs/{name}.md" for name in ["installing", "language-models", "memory-account", "memory"]),
-    *(f"docs/{name}.md" for name in ["out-of-memory", "parallel", "python", "results/memory"]),
-    *(f"docs/{name}.md" for name in ["results/scan", "results/speed", "serving", "speed"]),
+    *(f"docs/{name}.md" for name in ["out-of-memory", "parallel", "python", "serving", "speed"]),
 }
 """Pages whose commands take more than two seconds."""
 
 
-def _pages(names: Sequence[str]) -> list[Any]:
-    """The pages, marked by how long following them takes."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW_PAGES else []) for name in names]
+def _marks(page: str) -> list[pytest.MarkDecorator]:
+    """Tells how long following a page takes."""
+    return [pytest.mark.thorough] if page.startswith(_LONG) else [pytest.mark.slow] * (page in _SLOW)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        *_pages([page for page in _FOLLOWED if not page.startswith(_LONG)]),
-        *(pytest.param(page, marks=pytest.mark.thorough) for page in _FOLLOWED if page.startswith(_LONG)),
-    ],
-)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=_marks(page)) for page in _FOLLOWED])
 def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: Path) -> None:
     _provide(page, shell, store, tmp_path)
     reader = Reader(page, shell, tmp_path)

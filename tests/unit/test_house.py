@@ -30,7 +30,7 @@ MOST_LINES = {
     "runtime": 2163,
     "ops": 23066,
     "scripts": 14726,
-    "tests": 55011,
+    "tests": 54989,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import problem, reference
@@ -262,11 +262,11 @@ def test_tensors_may_begin_anywhere(
     tensors, doutputs = arguments(make, 3, 1, 5, 2), make(1, 3, 64)
     for before in (0, 1):
 
-        def moved(part: Any, before: int = before) -> Any:
-            whole = None if part is None else torch.cat([part.new_zeros(before), part.flatten()])
-            return None if whole is None else whole[before:].view_as(part).requires_grad_()
+        def moved(part: torch.Tensor, before: int = before) -> torch.Tensor:
+            whole = torch.cat([part.new_zeros(before), part.flatten()])
+            return whole[before:].view_as(part).requires_grad_()
 
-        given = tree_map(moved, tensors)
+        given = tree_map_only(torch.Tensor, moved, tensors)
         outputs, _, _ = attentional_lstm(**given, options=options, stash="attention")
         wanted = [part for part in tree_leaves(given) if part is not None]
         gradients = torch.autograd.grad(outputs, wanted, moved(doutputs).detach().transpose(0, 1))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -54,29 +54,22 @@ def test_kernel_and_pytorch_make_the_same_mask(seed: int, index: int, device: st
     assert expected.equal(keep_mask((1, 3001), 0.3, seed_of(derived, "cpu"), place))
 
 
-class Launches(list[tuple[int, ...]]):
-    """Stands for a kernel of which only the grids are noted."""
-
-    def __getitem__(self, grid: Any) -> Any:
-        self.append(grid)
-        return lambda *_, **__: None
-
-
 @pytest.mark.parametrize(("rows", "positions"), [(70_000, 2), (2, 600_000)])
 def test_a_grid_may_have_any_number_of_rows_and_positions(
     rows: int, positions: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CUDA allows 65,535 programs along the axes of a grid other than the first."""
-    launches = Launches()
-    monkeypatch.setattr(random, "dropout_values", launches)
-    monkeypatch.setattr(reversal, "reversal_rows", launches)
+    kernel = MagicMock()
+    monkeypatch.setattr(random, "dropout_values", kernel)
+    monkeypatch.setattr(reversal, "reversal_rows", kernel)
     values = torch.empty(rows, positions, 1, dtype=torch.bfloat16, device=device)
     for variational in (False, True):
         random.dropout(values, seed_of(1, device), -1, 50_000, 1.25, variational)
         random.dropout(values.transpose(0, 1), seed_of(1, device), -1, 50_000, 1.25, variational)
     reversal.reverse(values, torch.empty(rows, dtype=torch.int64, device=device))
-    assert [grid for grid in launches if grid[0] >= 1 << 31 or max(grid[1:], default=0) >= 1 << 16] == []
-    assert len(launches) == 5
+    grids = [call.args[0] for call in kernel.__getitem__.call_args_list]
+    assert [grid for grid in grids if grid[0] >= 1 << 31 or max(grid[1:], default=0) >= 1 << 16] == []
+    assert len(grids) == 5
 
 
 @pytest.mark.parametrize("elements", [0, 1, 7, 8, 9, 2049])
