@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import econmt_ops
 from tests.ops.helpers import Make, assert_close
@@ -156,13 +156,14 @@ def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
     hx = state if kind == "GRU" else (state, state)
     narrow = state[..., 1:] if kind == "GRU" else (state, state[..., 1:])
     size = r"\(1, 4, 7\), got \[1, 4, 6\]"
+    unbatched = tree_map(lambda part: part[0], hx)
     return [
         (RuntimeError, "input.size\\(-1\\) must be equal to input_size. Expected 5, got 4", (ones[..., 1:],)),
         (ValueError, f"{kind}: Expected input to be 2D or 3D, got 1D instead", (ones[0, 0],)),
         (ValueError, "input dtype .* does not match weight dtype|input must have the type", (ones.double(),)),
         (RuntimeError, "sequence length to be larger than 0", (ones[:, :0],)),
         (RuntimeError, f"Expected hidden(\\[1\\])? size {size}", (ones, narrow)),
-        (RuntimeError, "For batched 3-D input, hx .*should also be 3-D", (ones, tree_squeezed(hx))),
+        (RuntimeError, "For batched 3-D input, hx .*should also be 3-D", (ones, unbatched)),
         (RuntimeError, "For unbatched 2-D input, hx .*should also be 2-D", (ones[0], hx)),
         (ValueError, f"{kind}: hx must be", (ones, [ones])),
         (ValueError, r"lengths must be from 0 to 6, got 7", (ones, None, torch.tensor([7, 1, 1, 1]))),
@@ -175,10 +176,6 @@ def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
         (ValueError, "lengths cannot be given with a PackedSequence", (packed, None, LENGTHS[:1])),
         (ValueError, "resets cannot be given with a PackedSequence", (packed, None, None, RESETS)),
     ]
-
-
-def tree_squeezed(hx: Any) -> Any:
-    return tuple(part[0] for part in hx) if isinstance(hx, tuple) else hx[0]
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])

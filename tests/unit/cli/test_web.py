@@ -203,6 +203,14 @@ def test_a_model_of_two_target_languages_translates_to_the_chosen_one(
         *first, own, copied = (each.text for each in translated(code, terms))
         return [f"{' '.join(first)}\n{own}\n{copied}", code]
 
+    def load_again(script: str = "") -> None:
+        """Under load, Chromium shows one file in fifty without what it keeps for it, until the next time."""
+        for _ in range(50):
+            page.evaluate(script)
+            page.reload()
+            if page.evaluate("localStorage.getItem(`target ${location.pathname}`)"):
+                return
+
     for name in ("web", "page.html"):
         export_runtime(folder, tmp_path / name, web=True)
     with served(tmp_path / "web") as home:
@@ -225,11 +233,10 @@ def test_a_model_of_two_target_languages_translates_to_the_chosen_one(
             expect(page.locator("#others-source")).to_have_text("a b.")
             assert page.evaluate(CHANGE, {"language": "fr"}) == shown("fr", {})
             page.evaluate(CHANGE, {"language": "de"})
-            page.reload()
+            load_again()
             expect(choice).to_have_value("de")
             assert page.evaluate(CHANGE, {"source": "a b. C d。e\n<2fr> h\n3"}) == shown("de", terms)
-            page.evaluate("localStorage.setItem(`glossary ${location.pathname}`, 'a = b')")  # while it loads
-            page.reload()
+            load_again("localStorage.setItem(`glossary ${location.pathname}`, 'a = b')")  # while it loads
             expect(choice).to_have_value("de")
             expect(page.locator("#glossary")).to_have_value("a = b")
 

@@ -83,10 +83,6 @@ def start(tmp_path: Path, text: Path) -> Iterator[Callable[..., Run]]:
         run.end()
 
 
-def wait_for_start(run: Run) -> None:
-    run.wait_until(lambda: len(run.ranks()) == 2)
-
-
 def wait_for_rendezvous(run: Run, reached: Callable[[], object] | None = None) -> None:
     """Waits until rank 0 waits for rank 1, which is stopped while it imports torch."""
     run.wait_until(reached or (lambda: imports_torch(run.ranks().get(1, 0))))
@@ -98,7 +94,7 @@ def wait_for_rendezvous(run: Run, reached: Callable[[], object] | None = None) -
 @pytest.mark.parametrize(
     "wait",
     [
-        wait_for_start,
+        pytest.param(lambda run: run.wait_until(lambda: len(run.ranks()) == 2), id="start"),
         pytest.param(wait_for_rendezvous, marks=pytest.mark.slow),
         pytest.param(Run.wait_until_it_trains, marks=pytest.mark.slow),
     ],
