@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 import econmt_ops
 from tests.ops.helpers import Make, assert_close
@@ -153,10 +153,9 @@ def wrong(kind: str) -> list[tuple[type[Exception], str, Any]]:
     """Returns wrong calls of a module with batch_first: the error, its message, and the arguments."""
     ones, state = torch.ones(BATCH, STEPS, SIZE), torch.ones(1, BATCH, HIDDEN)
     packed = pack_sequence([ones[0]])
-    hx = state if kind == "GRU" else (state, state)
+    hx, unbatched = (state, state[0]) if kind == "GRU" else ((state, state), (state[0], state[0]))
     narrow = state[..., 1:] if kind == "GRU" else (state, state[..., 1:])
     size = r"\(1, 4, 7\), got \[1, 4, 6\]"
-    unbatched = tree_map(lambda part: part[0], hx)
     return [
         (RuntimeError, "input.size\\(-1\\) must be equal to input_size. Expected 5, got 4", (ones[..., 1:],)),
         (ValueError, f"{kind}: Expected input to be 2D or 3D, got 1D instead", (ones[0, 0],)),

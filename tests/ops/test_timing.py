@@ -268,7 +268,8 @@ def test_a_machine_is_its_libraries_processor_and_threads(monkeypatch: pytest.Mo
 def test_another_source_is_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "__file__", str(tmp_path / "dispatch" / "measurements.py"))
     digests = {measurements.sources.__wrapped__()}
-    for name in ("gru.py", "gru.c", "tanh.h", "adam.cu", "decoder.cuh"):
+    (tmp_path / "backends").mkdir()
+    for name in ("gru.py", "backends/gru.c", "tanh.h", "backends/adam.cu", "decoder.cuh"):
         (tmp_path / name).write_text("kernel")
         digests.add(measurements.sources.__wrapped__())
     assert len(digests) == 6

@@ -204,7 +204,7 @@ def test_a_model_of_two_target_languages_translates_to_the_chosen_one(
         return [f"{' '.join(first)}\n{own}\n{copied}", code]
 
     def load_again(script: str = "") -> None:
-        """Under load, Chromium shows one file in fifty without what it keeps for it, until the next time."""
+        """Under load, Chromium loads one page of a file in fifty without its localStorage; the next has it."""
         for _ in range(50):
             page.evaluate(script)
             page.reload()
