@@ -58,11 +58,16 @@ def test_types(name: str, dtype: torch.dtype, device: str) -> None:
     """In float32 by the variation with two directions and masks, in 16 bits with lengths alone."""
     case = CASES[name]
     variation = VARIATIONS["variational" if dtype == torch.float32 else "ragged"]
-    check(case, variation, dtype, device, case.implementations(device), _most_error(name, dtype))
+    check(case, variation, dtype, device, case.implementations(device), _most_error(name, dtype, device))
 
 
-def _most_error(name: str, dtype: torch.dtype) -> float:
-    """Layer normalisation of a few units enlarges rounding to 16 bits: errors of autograd alone reach 0.16."""
+def _most_error(name: str, dtype: torch.dtype, device: str = "cpu") -> float:
+    """Layer normalisation of a few units enlarges rounding to 16 bits: errors of autograd alone reach 0.16.
+
+    The tanh of cuDNN's narrow layers in float32 errs by 7e-6; PyTorch's own tests of them allow 5e-5, too.
+    """
+    if dtype == torch.float32 and device == "cuda" and (name in ("gru", "lstm") or "unfed" in name):
+        return 5e-5
     normalises = "lnlstm" in name or "norm" in name
     return helpers.TOLERANCE[dtype] * (2.0 if normalises and dtype.itemsize == 2 else 1.0)
 
@@ -112,19 +117,14 @@ def test_cell_states_are_not_rounded_between_steps(name: str, dtype: torch.dtype
     given = helpers.to(dtype, case.tensors(helpers.Make(device), Sizes(1, 500, 1, 1, 1, 1, 1, 1)))
     given["state"] = None
     layers = given["layers"] if name == "lstm" else given["weights"].layers
-    layer = layers[0]._replace(
-        input=torch.zeros_like(layers[0].input),
-        hidden=torch.zeros_like(layers[0].hidden),
-        bias=torch.tensor([50.0, 50.0, 0.001, 50.0], device=device, dtype=dtype),
-    )
-    if name == "lstm":
-        given["layers"] = (layer,)
-    else:
-        given["weights"] = given["weights"]._replace(layers=(layer,))
+    zeros = {part: torch.zeros_like(getattr(layers[0], part)) for part in ("input", "hidden")}
+    bias = torch.tensor([50.0, 50.0, 0.001, 50.0], device=device, dtype=dtype)
+    changed = {"layers": (layers[0]._replace(**zeros, bias=bias),)}
+    given |= changed if name == "lstm" else {"weights": given["weights"]._replace(**changed)}
     for implementation in case.implementations(device):
         *_, state = case.op(**given, **case.options, lengths=None, implementation=implementation)
         ((_, c),) = state if name == "lstm" else state.layers
-        assert float(c) == pytest.approx(500 * float(layer.bias[2].float().tanh()), rel=1e-4)
+        assert float(c) == pytest.approx(500 * float(bias[2].float().tanh()), rel=1e-4)
 
 
 def test_one_layer_has_no_dropout(device: str) -> None:
