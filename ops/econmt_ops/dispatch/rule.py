@@ -19,7 +19,7 @@ class Problem(NamedTuple):
 
     Attributes:
         op: Name of the op.
-        arguments: Differentiable arguments, tensors in nested tuples; the first tensor's device is the op's.
+        arguments: Differentiable arguments, tensors in nested tuples; the first is a tensor or begins with one.
         dtype: Compute type.
         sizes: Sizes by letter, as recorded by `Shapes`.
         detail: Further facts that change the work, such as the number of layers.
@@ -34,14 +34,14 @@ class Problem(NamedTuple):
     is_light: bool = False
 
     @property
-    def device(self) -> torch.device:
-        """Device on which the op runs."""
-        return tensors_of(self.arguments)[0].device
+    def like(self) -> torch.Tensor:
+        """First tensor: its device is that of the op, and it is a fake one if any is."""
+        return tensors_of(self.arguments[0])[0]
 
     @property
-    def device_type(self) -> str:
-        """Type of the device; see `device_of`."""
-        return device_of(tensors_of(self.arguments)[0])
+    def device(self) -> torch.device:
+        """Device on which the op runs."""
+        return self.like.device
 
     @property
     def keeps_gradients(self) -> bool:

@@ -10,10 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.core.chunks import STASHES
-from econmt_ops.core.weights import tensors_of
 from econmt_ops.dispatch.device_limits import on_gpu_of
 from econmt_ops.dispatch.measurements import decide, machine
-from econmt_ops.dispatch.rule import MODE, Problem, can_run, is_transformed, rule
+from econmt_ops.dispatch.rule import MODE, Problem, can_run, device_of, is_transformed, rule
 from econmt_ops.dispatch.session import current_session, remembered
 from econmt_ops.dispatch.traits import Candidate, implementations_of
 
@@ -103,16 +102,15 @@ class _Choice(NamedTuple):
         if name == "auto" and (is_light or is_transformed()):
             name = next(iter(self.available))
         elif name == "auto":
-            kind, gradients = problem.device_type, problem.keeps_gradients
+            kind, gradients = device_of(problem.like), problem.keeps_gradients
             name = rule(problem.op, kind, problem.dtype, gradients=gradients)
         return self._candidate(self.available[name], self.stash, self.options[0])
 
     def by_measurements(self, default: Candidate, call: Callable[..., Any]) -> Candidate:
         """Returns the rule's candidate, ``default``, or one that was measured to be faster."""
         problem, session = self.problem, current_session()
-        if MODE.rules_only or is_transformed() or problem.device.type == "meta":
-            return default
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
+        has_values = problem.device.type != "meta" and not isinstance(problem.like, FakeTensor)
+        if MODE.rules_only or is_transformed() or not has_values:
             return default
         where = machine(problem.device)
         if session is None and not remembered(where):
