@@ -55,8 +55,8 @@ CASES = (
     Case("GRU", 64, 100, 512), Case("GRU", 32, 50, 256, ragged=True),
 )  # fmt: skip
 ON_GPU = tuple(
-    Case("LSTM", *sizes)
-    for sizes in (
+    Case(kind, *sizes)
+    for kind in ("LSTM", "GRU") for sizes in (
         (256, 50, 128), (64, 100, 512, 2), (16, 1024, 768), (128, 100, 1024), (1, 1024, 512), (256, 256, 128),
         (32, 35, 200), (32, 35, 200, 2),
     )

@@ -117,36 +117,23 @@ CELLS = {
     "min_gru": Cell(econmt_ops.min_gru, definitions.min_gru_step, GateWeights, gates(2)),
     "min_lstm": Cell(econmt_ops.min_lstm, definitions.min_lstm_step, GateWeights, gates(3)),
     "gilr_lstm": Cell(
-        econmt_ops.gilr_lstm,
-        definitions.gilr_lstm_step,
-        GILRLSTMWeights,
-        lambda i, h: ((2 * h, i), (2 * h,), (4 * h, i), (4 * h, h), (4 * h,)),
-        lambda _, h: (h, h),
+        econmt_ops.gilr_lstm, definitions.gilr_lstm_step, GILRLSTMWeights,
+        lambda i, h: ((2 * h, i), (2 * h,), (4 * h, i), (4 * h, h), (4 * h,)), lambda _, h: (h, h),
     ),
     "gru": Cell(
-        econmt_ops.gru,
-        definitions.gru_step,
-        GRUWeights,
-        lambda i, h: ((3 * h, i), (3 * h, h), (3 * h,), (3 * h,)),
+        econmt_ops.gru, definitions.gru_step, GRUWeights, lambda i, h: ((3 * h, i), (3 * h, h), (3 * h,), (3 * h,))
     ),
     "lnlstm": Cell(
         econmt_ops.lnlstm, definitions.lnlstm_step, LayerNormLSTMWeights, layer_normed, lambda _, h: (h, h)
     ),
     "lnlstm-per-gate": Cell(
-        econmt_ops.lnlstm,
-        definitions.lnlstm_step,
-        LayerNormPerGateLSTMWeights,
-        layer_normed,
-        lambda _, h: (h, h),
+        econmt_ops.lnlstm, definitions.lnlstm_step, LayerNormPerGateLSTMWeights, layer_normed, lambda _, h: (h, h)
     ),
     "lstm": Cell(
-        econmt_ops.lstm,
-        definitions.lstm_step,
-        LSTMWeights,
-        lambda i, h: ((4 * h, i), (4 * h, h), (4 * h,)),
+        econmt_ops.lstm, definitions.lstm_step, LSTMWeights, lambda i, h: ((4 * h, i), (4 * h, h), (4 * h,)),
         lambda _, h: (h, h),
     ),
-}
+}  # fmt: skip
 SCANS = [name for name in CELLS if name not in ("gru", "lnlstm", "lnlstm-per-gate", "lstm")]
 """Cells whose states follow from a scan."""
 

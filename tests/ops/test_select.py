@@ -22,6 +22,7 @@ from econmt_ops.dispatch.traits import Traits
 from econmt_ops.layers.op import _is_light as is_light_gru
 from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
+from econmt_ops.lstm.triton import gru_products
 from tests.conftest import PlayGPU
 from tests.ops.simulated_gpu import simulated_gpu
 
@@ -178,8 +179,32 @@ def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_gru_in_a_graph_is_cudnns_if_it_is_wide() -> None:
     assert is_light_gru(64, 1500, 1024, torch.bfloat16, CUDA)
     with captured():
-        light = [is_light_gru(32, 187, hidden, torch.bfloat16, CUDA) for hidden in (1024, 1536)]
+        light = [is_light_gru(32, 187, hidden, torch.bfloat16, CUDA) for hidden in (1024, 1601)]
     assert light == [False, True]
+
+
+# Whether a launch runs all steps; whether cuDNN's layer is faster outside of a graph, and in one.
+GRUS = {
+    (100, 512, torch.bfloat16): (True, False, False),
+    (31, 512, torch.bfloat16): (True, True, False),
+    (100, 128, torch.bfloat16): (True, True, False),
+    (7, 512, torch.bfloat16): (False, True, False),
+    (44, 1600, torch.float16): (True, False, False),
+    (43, 1600, torch.float16): (False, True, True),
+    (100, 1601, torch.float16): (False, True, True),
+    (100, 129, torch.float32): (True, False, False),
+    (100, 128, torch.float32): (True, True, True),
+    (100, 64, torch.float64): (False, True, False),
+    (1, 512, torch.bfloat16): (False, True, True),
+}
+
+
+@pytest.mark.parametrize(("size", "expected"), GRUS.items())
+def test_a_launch_runs_all_steps_of_a_gru_unless_they_are_few(size: Any, expected: Any) -> None:
+    with simulated_gpu(), rules_only("cuda"):
+        served, light = gru_products(64, *size, CUDA) is not None, is_light_gru(64, *size, CUDA)
+        with captured():
+            assert (served, light, is_light_gru(64, *size, CUDA)) == expected
 
 
 def test_a_light_lstm_is_the_reference() -> None:

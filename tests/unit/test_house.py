@@ -28,9 +28,9 @@ MOST_LINES = {
     "econmt_distill": 1928,
     "memory": 5579,
     "runtime": 2163,
-    "ops": 23066,
+    "ops": 23048,
     "scripts": 14726,
-    "tests": 54989,
+    "tests": 54987,
 }
 """Lines of Python below each folder; they may only fall."""
 

@@ -17,29 +17,12 @@ class Anything(BaseModel):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("true", True),
-        ("False", False),
-        ("yes", "yes"),
-        ("on", "on"),
-        ("no", "no"),
-        ("3e-4", 0.0003),
-        ("1E3", 1000.0),
-        ("+1.5", 1.5),
-        (".5", 0.5),
-        ("010", 10),
-        ("0o17", 15),
-        ("0x1f", 31),
-        ("-3", -3),
-        ("1:30", "1:30"),
-        ("1_000", "1_000"),
-        ("2001-01-01", "2001-01-01"),
-        ("~", None),
-        ("", None),
-        ("'~'", "~"),
-        ("<<", "<<"),
-        ("[1, [a, {b: 2}]]", [1, ["a", {"b": 2}]]),
+        ("true", True), ("False", False), ("yes", "yes"), ("on", "on"), ("no", "no"), ("3e-4", 0.0003),
+        ("1E3", 1000.0), ("+1.5", 1.5), (".5", 0.5), ("010", 10), ("0o17", 15), ("0x1f", 31), ("-3", -3),
+        ("1:30", "1:30"), ("1_000", "1_000"), ("2001-01-01", "2001-01-01"), ("~", None), ("", None), ("'~'", "~"),
+        ("<<", "<<"), ("[1, [a, {b: 2}]]", [1, ["a", {"b": 2}]]),
     ],
-)
+)  # fmt: skip
 def test_scalars_are_those_of_yaml_1_2(text: str, expected: object) -> None:
     value = load_section(Anything, f"value: {text}\n", "file").value
     assert value == expected

@@ -3,7 +3,7 @@
 `reference` is a loop of `StepCell.forward` under autograd, or torch's own GRU. `recompute` keeps inputs, outputs
 and, of the states other than h, those before each block of steps. Its backward pass recomputes a block's products at
 once and the other states by the cell alone; only the gradients of the states are computed step by step, those of the
-weights by large products.
+weights by large products. On a GPU one launch runs all steps of a GRU, see `econmt_ops.lstm.triton.gru`.
 
 At and after a row's length its states are carried through; rows begin at position 0. Inside the operator time comes
 first. B batch, T steps, H hidden, G gates, K steps of a block.
@@ -37,6 +37,7 @@ from econmt_ops.dispatch.rule import needs_single_steps
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
 from econmt_ops.lstm.reference import runs_by_torch
+from econmt_ops.lstm.triton import gru, gru_products
 from econmt_ops.products.gemm import Product, add_rows
 from econmt_ops.products.outer import add_outer
 from econmt_ops.products.stack import last_of
@@ -310,6 +311,11 @@ def recompute(
     backend: str = "eager",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Runs one layer that keeps less than `reference` and recomputes it; see the module."""
+    if cell is GRU and backend == "triton":
+        batch, steps, _ = inputs.shape
+        products = gru_products(batch, steps, state[0].shape[1], inputs.dtype, inputs.device)
+        if products is not None:
+            return gru(inputs, weights, state[0], lengths, products)
     parts = cell.split(weights)
     results = _layer(
         SteppedArguments(

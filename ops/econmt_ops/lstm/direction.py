@@ -51,6 +51,7 @@ class LSTMArguments(NamedTuple):
         stash: the level, see `econmt_ops.core.chunks.STASHES`.
         backend: see `econmt_ops.backends.steps_for`; or "persistent", whose first states are empty lists for zeros.
         products: type of the products in the recurrence of persistent kernels.
+        gru: see `econmt_ops.lstm.persistent_operands.LayerSettings`.
     """
 
     inputs: Tensor
@@ -66,6 +67,7 @@ class LSTMArguments(NamedTuple):
     stash: str
     backend: str
     products: torch.dtype
+    gru: bool
 
     def blocks(self) -> list[tuple[int, int]]:
         """Returns the blocks of steps; see `split_blocks`."""
@@ -137,6 +139,7 @@ def run_layer(
     stash: str,
     backend: str,
     products: torch.dtype | None = None,
+    gru: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one layer in D directions; returns outputs (B, T, D H), and h and c (D, B, H) after each walk's last step.
 
@@ -158,6 +161,7 @@ def run_layer(
             stash,
             backend,
             products or values_of(inputs).dtype,
+            gru,
         )
     )
     return results.outputs.transpose(0, 1), results.last_h, results.last_c

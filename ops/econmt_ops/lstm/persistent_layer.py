@@ -21,7 +21,7 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted
 from econmt_ops.core.alignment import widened
-from econmt_ops.core.chunks import reaches, rows_of
+from econmt_ops.core.chunks import previous, reaches, rows_of
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.dispatch.device_limits import limits_of
 from econmt_ops.dispatch.plans import Plans
@@ -122,6 +122,7 @@ class LayerPlan:
             HAS_RESETS=self.has_resets,
             KEEP_CELLS=self.keeps_cells,
             KEEP_SUMS=self.keeps_sums,
+            GRU=settings.gru,
         )
         self._parts = [(programs, (steps, batch, *part, self._first_slot)) for programs, *part in parts]
         self._walk_back = functools.cache(self._walk_back_of)
@@ -147,6 +148,7 @@ class LayerPlan:
             HAS_RESETS=self.has_resets,
             HAS_LAST_H=last_h,
             HAS_LAST_C=last_c,
+            GRU=self.settings.gru,
         )
         ends = self._groups, self._counters
         return launches, [(programs, (self.steps, self.batch, *part, *ends)) for programs, *part in parts]
@@ -236,7 +238,7 @@ class LayerPlan:
     def _recomputed(
         self, tensors: LayerTensors, operands: LayerOperands, results: LSTMResults
     ) -> tuple[Tensor, Tensor]:
-        """Returns the gates' sums and the cell states, as they were kept or made again."""
+        """Returns the gates' sums and the cell states (of a GRU h), as they were kept or made again."""
         from econmt_ops.backends.triton.persistent import walk_cells
 
         sums, cells, reverse = results.gates, results.cells, self.settings.reverse
@@ -248,7 +250,12 @@ class LayerPlan:
                 later, before = self._neighbours(number, sums, results.outputs, tensors.resets)
                 recurrent = self._recurrent(operands, tensors.weights, number)
                 later.addmm_(widened(before), widened(recurrent).t())
-        if not self.keeps_cells:
+        if self.settings.gru:
+            first_h = results.outputs.new_zeros(self.batch, self.hidden)
+            cells = previous(
+                results.outputs, first_h if tensors.state is None else tensors.state[0][0], 0, self.steps
+            )
+        elif not self.keeps_cells:
             cells = cells.new_empty(self.directions, self.steps, self.batch, self.hidden)
             first_c = None if tensors.state is None else tensors.state[1].float().contiguous()
             shape = self.directions, self.steps, self.batch, 4 * self.hidden

@@ -23,6 +23,7 @@ class LayerSettings(NamedTuple):
         dtype, products: Type of the large products, and of those in the recurrence.
         reverse: For each direction True if it walks from the last step to the first.
         cells: Type of the last c.
+        gru: True for a GRU whose weights are those of `econmt_ops.lstm.triton.gru`.
     """
 
     dtype: torch.dtype
@@ -30,6 +31,7 @@ class LayerSettings(NamedTuple):
     stash: str
     reverse: tuple[bool, ...]
     cells: torch.dtype = torch.float32
+    gru: bool = False
 
 
 class LayerTensors(NamedTuple):

@@ -1,7 +1,7 @@
 """Launches for `compiling`: the persistent kernels of an LSTM layer, divided as on cards that this machine does not have.
 
 A name is that of a card's multiprocessors, batch and hidden size, and options: "24 64x256 both back float16" walks back in both directions, float32 with float16 products;
-with "resets" states begin anew.
+with "resets" states begin anew; "gru" is a GRU.
 Names whose partitions are equal are compiled once, and those without a partition are left out.
 """
 
@@ -40,6 +40,7 @@ class Walk(NamedTuple):
     back: bool
     ring: bool
     resets: bool = False
+    gru: bool = False
 
     def compile(self) -> None:
         """Launches it, over five steps of rows that have lengths and an initial state."""
@@ -51,14 +52,15 @@ class Walk(NamedTuple):
         exchange = weights if self.ring else x
         lengths, counters = torch.zeros(16, dtype=torch.int64), torch.zeros(16, dtype=torch.int32)
         resets = torch.zeros(16, dtype=torch.bool)
-        flags = {"HAS_LENGTHS": True, "HAS_RESETS": self.resets}
+        flags = {"HAS_LENGTHS": True, "HAS_RESETS": self.resets, "GRU": self.gru}
         others = ("HAS_LAST_H", "HAS_LAST_C") if self.back else ("HAS_FIRST", "KEEP_CELLS", "KEEP_SUMS")
         types = (wide, products, wide, wide, wide)[: 5 if self.back else 4]
         with rules_only("cuda"):
             (launch,), parts = walk_launches(
                 self.partition, size, types, backwards, back=self.back, **flags, **dict.fromkeys(others, True)
             )
-            own = (exact, exact, x, x, x, x, exact) if self.back else (x, exact, x, exact, x, x)
+            before = x if self.gru else exact
+            own = (exact, before, x, x, x, x, exact) if self.back else (x, exact, x, exact, x, x)
             tensors = x, weights, exchange, *own, lengths, resets, counters, exact
             more, strides = ((4096, 8192), (512, 512)) if self.back else ((4096,), ())
             programs, *numbers = parts[0]
@@ -76,7 +78,7 @@ def walk_of(capability: int, name: str) -> Walk | None:
     found = divide(batch, hidden, products, limits, back=back, directions=directions)
     if found is None:
         return None
-    return Walk(found, batch, hidden, directions, back, ring, "resets" in options)
+    return Walk(found, batch, hidden, directions, back, ring, "resets" in options, "gru" in options)
 
 
 def launches(capability: int, *names: str) -> dict[str, Callable[[], None]]:
@@ -87,7 +89,7 @@ def launches(capability: int, *names: str) -> dict[str, Callable[[], None]]:
     found: dict[Walk, str] = {}
     options = itertools.product(CARDS[capability], SIZES, ("", " back"), ("", " float16"))
     every = [f"{card} {size}{back}{ring}" for card, size, back, ring in options]
-    every += [f"{name} resets" for name in every if "128x512" in name]
+    every += [f"{name} {kind}" for name in every if "128x512" in name for kind in ("resets", "gru")]
     for name in every:
         walk = walk_of(capability, name)
         if walk is not None:

@@ -316,8 +316,8 @@ def test_tf32_follows_the_setting_of_recurrent_layers(
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allowed, others
     values = torch.zeros(1, device=device)
     assert precision.recurrent_tf32() is allowed
-    assert triton.products_type(values) == (torch.float16 if allowed else None)
-    assert triton.products_type(values.bfloat16()) == torch.bfloat16
+    assert triton.products_type(values.dtype) == (torch.float16 if allowed else None)
+    assert triton.products_type(torch.bfloat16) == torch.bfloat16
     keys = call_plans.key_of("lstm", values, (), None, None, ()), None
     torch.backends.cudnn.allow_tf32 = not allowed
     assert call_plans.key_of("lstm", values, (), None, None, ()) != keys[0]

@@ -1,4 +1,4 @@
-"""The persistent LSTM against the definition in float64, in the interpreter a step a launch; and how it is parted."""
+"""The persistent LSTM, and GRU, against the definition in float64, in the interpreter a step a launch; and how it is parted."""
 
 from __future__ import annotations
 
@@ -27,30 +27,47 @@ from tests.ops.test_chunked_lstm import in_chunks
 
 
 @pytest.fixture(autouse=True)
-def _no_plans(poisoned_memory: None) -> None:
-    """Plans of other tests are forgotten; memory that nobody has written shows."""
+def _no_plans(poisoned_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of other tests are forgotten; memory that nobody has written shows; a launch runs few steps of a GRU, too."""
     persistent_layer._PLANS.clear()
+    monkeypatch.setattr(triton, "_LEAST_STEPS", 0)
+
+
+EACH_CELL = pytest.mark.parametrize("cell", ["lstm", "gru"])
 
 
 def _check(
-    device: str, sizes: Sizes, *, ragged: bool = False, reverse: bool = False, state: bool = False
+    cell: str, device: str, sizes: Sizes, *, ragged: bool = False, reverse: bool = False, state: bool = False
 ) -> None:
     variation = Variation(sizes._replace(L=1), ragged, state, {"reverse": reverse})
-    check(CASES["lstm"], variation, torch.float32, device, ["triton"])
+    check(CASES[cell], variation, torch.float32, device, ["triton"])
 
 
 def _compare(
-    device: str, sizes: Sizes, products: torch.dtype, tolerance: float, dtype: torch.dtype, scale: float = 1.0
+    cell: str,
+    device: str,
+    sizes: Sizes,
+    products: torch.dtype,
+    most: float,
+    dtype: torch.dtype,
+    scale: float = 1.0,
 ) -> None:
     """Compares a layer of float32 weights with the definition; the gradient of its outputs is scaled."""
-    tensors = to(torch.float32, CELLS["lstm"].tensors(Make(device), sizes._replace(L=1)))
+    tensors = to(torch.float32, CELLS[cell].tensors(Make(device), sizes._replace(L=1)))
     given = {"inputs": tensors["inputs"].to(dtype), "weights": tensors["layers"][0]}
 
-    def definition(inputs: Tensor, weights: LSTMWeights) -> Tensor:
-        return econmt_ops.lstm(inputs, (weights,), implementation="reference")[0] * scale
+    def definition(inputs: Tensor, weights: Any) -> Tensor:
+        outputs: Tensor = getattr(econmt_ops, cell)(inputs, (weights,), implementation="reference")[0]
+        return outputs * scale
 
-    def layer(inputs: Tensor, weights: LSTMWeights) -> Tensor:
-        made = triton._run_layer(inputs, [weights], [], StackOptions(), [False], "gates", products)[:2]
+    def layer(inputs: Tensor, weights: Any) -> Tensor:
+        if cell == "gru":
+            outputs, (h,) = triton.gru(inputs, weights, inputs.new_zeros(sizes.B, sizes.H), None, products)
+        else:
+            outputs, h, _ = triton._run_layer(
+                inputs, [weights], [], StackOptions(), [False], "gates", products
+            )
+        made = outputs, h
         assert {part.dtype for part in made} == {dtype}
         return made[0] * scale
 
@@ -58,13 +75,14 @@ def _compare(
         [part.double() / scale for part in chain(*values_and_gradients(function, arguments))]
         for function, arguments in ((layer, given), (definition, to(torch.float64, given)))
     )
-    assert_close(found, wanted, tolerance)
+    assert_close(found, wanted, most)
 
 
+@EACH_CELL
 @pytest.mark.parametrize(("hidden", "batch", "steps"), [(5, 3, 4), (24, 17, 2), (33, 1, 4), (24, 3, 1)])
-def test_gradients(device: str, hidden: int, batch: int, steps: int) -> None:
+def test_gradients(cell: str, device: str, hidden: int, batch: int, steps: int) -> None:
     for reverse in (False, True) if hidden == 5 else (False,):
-        _check(device, Sizes(batch, steps, I=7, H=hidden), reverse=reverse)
+        _check(cell, device, Sizes(batch, steps, I=7, H=hidden), reverse=reverse)
 
 
 @pytest.mark.parametrize("multiprocessors", [2, 24])
@@ -74,7 +92,7 @@ def test_on_a_small_gpu(device: str, multiprocessors: int) -> None:
         found = partition.divide(35, 40, torch.float32, limits_of(torch.device(device)), back=True)
         assert found.split == 1
         assert found.parts(40) <= found.programs == multiprocessors
-        _check(device, Sizes(35, 2, I=7, H=40), ragged=True, reverse=True, state=True)
+        _check("lstm", device, Sizes(35, 2, I=7, H=40), ragged=True, reverse=True, state=True)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -97,24 +115,30 @@ def test_bidirectional(device: str, together: bool, monkeypatch: pytest.MonkeyPa
     assert_same_function(*both, tensors, torch.float32)
 
 
+@EACH_CELL
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("team", "rows"), [(2, 16), (4, 8)])
-def test_teams_that_part_the_sum(device: str, monkeypatch: pytest.MonkeyPatch, team: int, rows: int) -> None:
+def test_teams_that_part_the_sum(
+    cell: str, device: str, monkeypatch: pytest.MonkeyPatch, team: int, rows: int
+) -> None:
     """As layers of 1,024 units do; here of two teams, the second with units that are not there."""
     ahead = Partition(16, 16, 4, 32, 132)
     back = Partition(16, rows, 4, 32, 132, 64 // (16 * team), rows > 8, team=team)
     monkeypatch.setattr(partition, "divide", lambda *_, back, ours=(ahead, back), **__: ours[back])
-    _check(device, Sizes(rows + 1, 2, I=4, H=16 * team + 3), ragged=True, reverse=True, state=True)
+    _check(cell, device, Sizes(rows + 1, 2, I=4, H=16 * team + 3), ragged=True, reverse=True, state=True)
 
 
+@EACH_CELL
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits(device: str, dtype: torch.dtype) -> None:
-    _compare(device, Sizes(3, 4, I=4, H=6), dtype, 2e-2, dtype)
+def test_sixteen_bits(cell: str, device: str, dtype: torch.dtype) -> None:
+    _compare(cell, device, Sizes(3, 4, I=4, H=6), dtype, 2e-2, dtype)
 
 
-def test_float16_products_of_float32(device: str) -> None:
+@EACH_CELL
+def test_float16_products_of_float32(cell: str, device: str) -> None:
     """Gradients that float16 cannot hold are scaled into its range."""
-    _compare(device, Sizes(9, 4, I=4, H=24), torch.float16, 2e-3, torch.float32, 1e-9)
+    for scale in (1e-30, 1e-9, 1e20):
+        _compare(cell, device, Sizes(9, 4, I=4, H=24), torch.float16, 2e-3, torch.float32, scale)
 
 
 def _leaves(device: str, steps: int) -> tuple[LSTMWeights, Tensor]:
@@ -131,8 +155,10 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
     state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
     lengths = torch.tensor([3, 1], device=device)
     parts = [[part] for part in (*weights, *state)]
-    layer = LSTMArguments(inputs, *parts, lengths, None, [True], None, "cells", "persistent", torch.float32)
-    torch.library.opcheck(triton._layer.forward, (*layer, True))
+    for gru, stash in ((False, "cells"), (True, "outputs")):
+        settings = [not gru], None, stash, "persistent", torch.float32, gru
+        layer = LSTMArguments(inputs, *parts, lengths, None, *settings)
+        torch.library.opcheck(triton._layer.forward, (*layer, True))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
@@ -158,4 +184,4 @@ def test_types_and_layers_without_a_launch_take_steps(device: str) -> None:
     exact = to(torch.float64, weights)
     want, _ = econmt_ops.lstm(inputs, (exact,), implementation="reference")
     torch.testing.assert_close(outputs, want)
-    assert triton.products_type(inputs) is None
+    assert triton.products_type(inputs.dtype) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,8 +33,11 @@ def weights(hidden: int, size: int) -> LSTMWeights:
 
 
 @pytest.fixture
-def _tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def _tf32() -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, True
+    yield
+    matmul.allow_tf32 = before
 
 
 LIMITED = [

@@ -209,23 +209,11 @@ def test_words_with_counts_teach_what_the_sentences_teach(
     def from_sentences(columns: tuple[int, ...], symbols: list[str]) -> bytes:
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.Train(
-            sentence_iterator=(pair[column] for pair in pairs for column in columns),
-            model_writer=model,
-            model_type=kind,
-            vocab_size=90,
-            character_coverage=1.0,
-            hard_vocab_limit=False,
-            pad_id=0,
-            unk_id=1,
-            bos_id=2,
-            eos_id=3,
-            unk_surface="<unk>",
-            user_defined_symbols=symbols,
-            normalization_rule_name="identity",
-            max_sentence_length=1 << 16,
-            num_threads=4,
-            minloglevel=2,
-        )
+            sentence_iterator=(pair[column] for pair in pairs for column in columns), model_writer=model,
+            model_type=kind, vocab_size=90, character_coverage=1.0, hard_vocab_limit=False, pad_id=0, unk_id=1,
+            bos_id=2, eos_id=3, unk_surface="<unk>", user_defined_symbols=symbols, normalization_rule_name="identity",
+            max_sentence_length=1 << 16, num_threads=4, minloglevel=2,
+        )  # fmt: skip
         return model.getvalue()
 
     for name, columns, symbols in (

@@ -115,17 +115,10 @@ def test_settings_name_what_translations_depend_on(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("beam", "wanted", "sizes"),
     [
-        (None, None, (5, 5)),
-        (None, 5, (5, 5)),
-        (None, 2, (5, 2)),
-        (3, None, (3, 3)),
-        (3, 3, (3, 3)),
-        (8, None, (8, 5)),
-        (8, 8, (8, 8)),
-        (3, 4, None),
-        (None, 6, None),
+        (None, None, (5, 5)), (None, 5, (5, 5)), (None, 2, (5, 2)), (3, None, (3, 3)), (3, 3, (3, 3)),
+        (8, None, (8, 5)), (8, 8, (8, 8)), (3, 4, None), (None, 6, None),
     ],
-)
+)  # fmt: skip
 def test_several_translations_are_at_most_those_of_the_beam(
     beam: int | None, wanted: int | None, sizes: tuple[int, int] | None
 ) -> None:

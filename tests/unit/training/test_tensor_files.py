@@ -171,24 +171,12 @@ def row(**values: float) -> dict[str, float]:
 
 def state() -> TrainingState:
     return TrainingState(
-        update=12,
-        seconds=0.1 + 0.2,
-        target_tokens=345,
-        data={"epoch": 1, "position": 3, "batches_per_epoch": 4},
-        random=random_states(),
-        schedule={"name": "constant", "factor": 1 / 3, "num_not_improved": 0},
-        best_update=10,
-        best_score=math.pi,
-        num_not_improved=1,
-        last_checkpoint=12,
-        parameters_from=10,
-        signature="nrefs:1",
-        vocabulary="abc",
-        text="def",
-        since_checkpoint=Meter(1 / 7, 5, 2.5),
-        since_log=Meter(1e-300, 1, 0.0),
+        update=12, seconds=0.1 + 0.2, target_tokens=345, data={"epoch": 1, "position": 3, "batches_per_epoch": 4},
+        random=random_states(), schedule={"name": "constant", "factor": 1 / 3, "num_not_improved": 0}, best_update=10,
+        best_score=math.pi, num_not_improved=1, last_checkpoint=12, parameters_from=10, signature="nrefs:1",
+        vocabulary="abc", text="def", since_checkpoint=Meter(1 / 7, 5, 2.5), since_log=Meter(1e-300, 1, 0.0),
         metrics=[row(update=10, valid_perplexity=math.inf), row(update=12, train_loss=0.1)],
-    )
+    )  # fmt: skip
 
 
 def test_every_value_comes_back_from_json_with_the_same_bits() -> None:

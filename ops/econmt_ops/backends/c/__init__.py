@@ -161,17 +161,12 @@ def lstm_forward(
     gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
 ) -> None:
     """Runs one step of an LSTM; the arguments are those of `EagerSteps.cell_forward`, states in float32."""
+    kept = gates if keep and gates.dtype == torch.float32 else None
+    read = rows_of(gates) if recurrent is None else gates
     call(
-        "lstm_forward",
-        gates.numel(),
-        **sizes("rows hidden", before),
-        gates=rows_of(gates) if recurrent is None else gates,
-        recurrent=recurrent,
-        before=before,
-        h=h,
-        after=after,
-        kept=gates if keep and gates.dtype == torch.float32 else None,
-    )
+        "lstm_forward", gates.numel(), **sizes("rows hidden", before), gates=read, recurrent=recurrent, before=before,
+        h=h, after=after, kept=kept,
+    )  # fmt: skip
 
 
 def lstm_backward(
@@ -179,50 +174,30 @@ def lstm_backward(
 ) -> None:
     """Runs one step of an LSTM backward; the arguments are those of `EagerSteps.cell_backward`, states in float32."""
     gates = rows_of(gates)
+    # The gates by their address, because their type can differ from that of ``dgates``.
     call(
-        "lstm_backward",
-        gates.numel(),
-        **sizes("rows hidden", dc),
-        sums=gates.dtype != torch.float32,
-        gates=gates.data_ptr(),  # by its address, because its type can differ from that of ``dgates``
-        gates_stride=gates.stride(0),
-        before=before,
-        after=after,
-        incoming=other,
-        dh=dh,
-        dc=dc,
-        dgates=dgates,
-        dbefore=dc,
-    )
+        "lstm_backward", gates.numel(), **sizes("rows hidden", dc), sums=gates.dtype != torch.float32,
+        gates=gates.data_ptr(), gates_stride=gates.stride(0), before=before, after=after, incoming=other, dh=dh, dc=dc,
+        dgates=dgates, dbefore=dc,
+    )  # fmt: skip
 
 
 def attention_forward(query: Tensor, keys: Tensor, score: Tensor | None, padding: Tensor | None) -> Tensor:
     """Returns the weights (B, S) float32 of additive attention, or of dot attention, zero at padded positions."""
     weights = keys.new_empty(keys.shape[:2], dtype=torch.float32)
     call(
-        "attention_forward",
-        keys.numel(),
-        **sizes("rows positions size", keys),
-        query=query,
-        keys=keys,
-        score=score,
-        padding=padding,
-        weights=weights,
-    )
+        "attention_forward", keys.numel(), **sizes("rows positions size", keys), query=query, keys=keys, score=score,
+        padding=padding, weights=weights,
+    )  # fmt: skip
     return weights
 
 
 def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output: Tensor) -> None:
     """Writes tanh(share + sum_s attention_s projected_s) to ``output`` (B, H)."""
     call(
-        "combine_forward",
-        projected.numel(),
-        **sizes("rows positions size", projected),
-        share=share,
-        attention=attention,
-        projected=projected,
-        output=output,
-    )
+        "combine_forward", projected.numel(), **sizes("rows positions size", projected), share=share,
+        attention=attention, projected=projected, output=output,
+    )  # fmt: skip
 
 
 def weight_gradient(
@@ -231,15 +206,9 @@ def weight_gradient(
     """Returns values_s . dcontext + incoming_s, (B, S) float32, zero at padded positions."""
     dweights = values.new_empty(values.shape[:2], dtype=torch.float32)
     call(
-        "weight_gradient",
-        values.numel(),
-        **sizes("rows positions size", values),
-        values=values,
-        dcontext=dcontext,
-        incoming=incoming,
-        padding=padding,
-        dweights=dweights,
-    )
+        "weight_gradient", values.numel(), **sizes("rows positions size", values), values=values, dcontext=dcontext,
+        incoming=incoming, padding=padding, dweights=dweights,
+    )  # fmt: skip
     return dweights
 
 
@@ -258,17 +227,9 @@ def losses(
     """
     row_losses = logits.new_empty(len(logits), dtype=torch.float32)
     call(
-        "losses",
-        logits.numel(),
-        **sizes("rows vocabulary", logits),
-        logits=logits,
-        targets=targets,
-        smoothing=smoothing,
-        gradient=gradient,
-        factors=factors,
-        losses=row_losses,
-        dbias=dbias,
-    )
+        "losses", logits.numel(), **sizes("rows vocabulary", logits), logits=logits, targets=targets,
+        smoothing=smoothing, gradient=gradient, factors=factors, losses=row_losses, dbias=dbias,
+    )  # fmt: skip
     return row_losses
 
 

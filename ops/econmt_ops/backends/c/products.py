@@ -72,21 +72,9 @@ class Tiles:
         left = _strided(left.float() if exact else left)
         assert out.dtype in (torch.float32, torch.bfloat16)
         library.call(
-            "product_tiles",
-            len(left) * self.outputs,
-            rows=len(left),
-            inputs=self.inputs,
-            outputs=self.outputs,
-            narrow=out.dtype == torch.bfloat16,
-            adds=adds,
-            exact=exact,
-            left_narrow=left.dtype == torch.bfloat16,
-            left=left.data_ptr(),
-            left_row=left.stride(0),
-            left_input=left.stride(1),
-            weight=self._tiles.data_ptr(),
-            bias=bias,
-            output=out.data_ptr(),
-            output_stride=out.stride(0),
-        )
+            "product_tiles", len(left) * self.outputs, rows=len(left), inputs=self.inputs, outputs=self.outputs,
+            narrow=out.dtype == torch.bfloat16, adds=adds, exact=exact, left_narrow=left.dtype == torch.bfloat16,
+            left=left.data_ptr(), left_row=left.stride(0), left_input=left.stride(1), weight=self._tiles.data_ptr(),
+            bias=bias, output=out.data_ptr(), output_stride=out.stride(0),
+        )  # fmt: skip
         return out

@@ -107,21 +107,10 @@ def layer_sequence(
     positions, rows, size = outputs.shape
     structure = None if recurrent is None else recurrent.structure()
     native.call(
-        "layer_sequence",
-        4 * positions * rows * size,
-        rows=rows,
-        positions=positions,
-        hidden=size,
-        cell=cell,
-        backwards=backwards,
-        recurrent=None if structure is None else ctypes.addressof(structure),
-        vectors=vectors,
-        table=table,
-        places=places,
-        lengths=lengths,
-        outputs=outputs.flatten(0, 1),
-        last=last,
-    )
+        "layer_sequence", 4 * positions * rows * size, rows=rows, positions=positions, hidden=size, cell=cell,
+        backwards=backwards, recurrent=None if structure is None else ctypes.addressof(structure), vectors=vectors,
+        table=table, places=places, lengths=lengths, outputs=outputs.flatten(0, 1), last=last,
+    )  # fmt: skip
 
 
 @contextmanager

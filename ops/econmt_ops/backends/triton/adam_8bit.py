@@ -144,26 +144,9 @@ def run(settings: AdamSettings, updates: Sequence[Update], *, norm: bool = False
         found += [tensors[3].new_empty(programs)] if norm else []
         with on_gpu_of(tensors):
             eight_bit_adam[(programs,)](
-                *tensors,
-                update.numbers["step"],
-                settings.rate,
-                settings.divisor,
-                settings.skip,
-                found[-1] if norm else None,
-                settings.bound,
-                update.salt,
-                blocks,
-                columns,
-                rows * blocks,
-                BETA1=settings.betas[0],
-                BETA2=settings.betas[1],
-                LOG1=log1,
-                LOG2=log2,
-                EPSILON=settings.eps,
-                DECAY=settings.decay,
-                DECOUPLED=settings.decoupled,
-                BLOCKS=together,
-                WIDTH=width,
-                num_warps=4,
-            )
+                *tensors, update.numbers["step"], settings.rate, settings.divisor, settings.skip, found[-1] if norm
+                else None, settings.bound, update.salt, blocks, columns, rows * blocks, BETA1=settings.betas[0],
+                BETA2=settings.betas[1], LOG1=log1, LOG2=log2, EPSILON=settings.eps, DECAY=settings.decay,
+                DECOUPLED=settings.decoupled, BLOCKS=together, WIDTH=width, num_warps=4,
+            )  # fmt: skip
     return found

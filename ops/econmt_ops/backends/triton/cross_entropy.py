@@ -201,18 +201,9 @@ def make_losses(
     if lanes <= _WHOLE:
         constants |= {"PARTS": 0, "LANES": lanes, "num_warps": _WARPS * max(1, lanes // _VALUES)}
     loss_rows[(len(logits),)](
-        logits,
-        logits.stride(0),
-        targets,
-        losses,
-        factors,
-        vocabulary,
-        smoothing,
-        ignore_index,
-        GRADIENT=gradient,
-        SMOOTH=smoothing != 0.0,
-        **constants,
-    )
+        logits, logits.stride(0), targets, losses, factors, vocabulary, smoothing, ignore_index, GRADIENT=gradient,
+        SMOOTH=smoothing != 0.0, **constants,
+    )  # fmt: skip
 
 
 def add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:

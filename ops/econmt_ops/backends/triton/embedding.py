@@ -100,15 +100,5 @@ def add_gradient(table: Tensor, incoming: Tensor, ids: Tensor, padding: int) -> 
         columns = min(_COLUMNS, triton.next_power_of_2(width))
         grid = (len(found), triton.cdiv(width, columns))
         embedding_sum[grid](
-            found,
-            order,
-            incoming,
-            table,
-            len(found),
-            width,
-            inner,
-            *strides,
-            padding,
-            ROWS=_ROWS,
-            COLUMNS=columns,
-        )
+            found, order, incoming, table, len(found), width, inner, *strides, padding, ROWS=_ROWS, COLUMNS=columns,
+        )  # fmt: skip

@@ -11,6 +11,9 @@ s a row is at position s or, walking backwards, at its length - 1 - s. At steps 
 and writes zeros at its padding. With resets (T, B) the state is zero before the steps that are marked or, walking
 backwards, that follow a marked position, and no gradient passes there.
 
+With GRU the kernels run a GRU, which walks forwards only: its four sums are r, z, the inputs' share of n and that of h
+(see `econmt_ops.cells.gru`), and c is h, in the type of the outputs.
+
 With RING, float32 layers exchange float16, which has the mantissa of TF32, in a ring of two steps. Each row of a step
 is multiplied by a power of two of its own, so that float16 holds whatever float32 does: its programs tell each other,
 at the step before, the largest number from which the row follows (slots, one a direction, step and row).
@@ -39,6 +42,7 @@ from econmt_ops.backends.triton.persistent_walk import (
     raise_bound,
     row_factor,
     row_lengths,
+    share_of_g,
     store_gates,
 )
 from econmt_ops.backends.triton.pointwise import tanh
@@ -77,14 +81,6 @@ def _gate_rows(recurrent, direction, part, H: tl.constexpr, UNITS: tl.constexpr,
 
 
 @triton.jit
-def _share_of_g(sums, step, length, row, unit, owned, backwards, T, B, direction, H: tl.constexpr):
-    """Returns the inputs' share of g (ROWS, UNITS) at a step of the walk, zero beyond the length."""
-    place = places_at(step, length, row, backwards, T, B, direction) * (4 * H)
-    mask = (step < length)[:, None] & owned
-    return tl.load(sums + place + 2 * H + unit[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
 def _add_shares(i, f, g, o, shares, of_i, of_f, of_g, of_o, ROWS: tl.constexpr, UNITS: tl.constexpr,
                 RING: tl.constexpr):  # fmt: skip
     """Returns the sums of the gates with the product (ROWS, 4 UNITS), with RING in units of the inverse factors."""
@@ -96,10 +92,19 @@ def _add_shares(i, f, g, o, shares, of_i, of_f, of_g, of_o, ROWS: tl.constexpr, 
 
 
 @triton.jit
-def _cell(i, f, g, o, c, h, active, zero, EXACT: tl.constexpr):
-    """Returns c and h after a step, and its output, zero where no step is; from the sums of the gates."""
-    after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g, EXACT)
-    made = tl.sigmoid(o) * _tanh(after, EXACT) + zero
+def _cell(i, f, g, o, c, h, active, zero, KIND: tl.constexpr, GRU: tl.constexpr):
+    """Returns c and h after a step, and its output, zero where no step is; from the sums of the gates.
+
+    KIND: type of the outputs.
+    """
+    EXACT: tl.constexpr = KIND.primitive_bitwidth == 32
+    if GRU:
+        n = _tanh(g + tl.sigmoid(i) * o, EXACT)
+        after = (n + tl.sigmoid(f) * (c - n) + zero).to(KIND).to(tl.float32)
+        made = after
+    else:
+        after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g, EXACT)
+        made = tl.sigmoid(o) * _tanh(after, EXACT) + zero
     return tl.where(active, after, c), tl.where(active, made, h), tl.where(active, made, 0.0)
 
 
@@ -111,7 +116,8 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr,
                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
                  BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr,
-                 RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr):  # fmt: skip
+                 RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr,
+                 GRU: tl.constexpr):  # fmt: skip
     """Runs steps begin to end of the walk.
 
     Args:
@@ -137,7 +143,6 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         WAIT: True if programs wait at grid barriers; otherwise a launch is one step.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
-    EXACT: tl.constexpr = sums.dtype.element_ty == tl.float32
     part, group, direction = place_of(first_direction, first_group, groups, PARTS)
     backwards = (BACKWARDS >> direction) & 1
     counter = counters + (direction * tl.cdiv(B, span) + group) * COUNTER_STRIDE
@@ -153,10 +158,11 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
     h = _kept(state_h + state, first_h + state, begin == 0, owned, ROWS, UNITS, HAS_FIRST)
     c = _kept(state_c + state, first_c + state, begin == 0, owned, ROWS, UNITS, HAS_FIRST)
     slots = counters + first_slot
+    LEAST: tl.constexpr = LEAST_EXPONENT if GRU else UNIT_EXPONENT
     of_i, of_f, of_g, of_o = inverse_factors(factors + direction * 4 * H + unit, unit < H, H, RING)
     if RING and (begin == 0) & (WAIT or end == 0):
-        first_g = _share_of_g(sums, 0, length, row, unit, owned, backwards, T, B, direction, H)
-        raise_bound(slots, 0, row, there, T, B, direction, tl.maximum(tl.abs(first_g), tl.abs(c)))
+        first_g = share_of_g(sums, 0, length, row, unit, owned, backwards, T, B, direction, H, GRU)
+        raise_bound(slots, 0, row, there, T, B, direction, tl.maximum(first_g, tl.abs(c)))
         if WAIT:
             arrive(counter)
     spins = tl.full((), SPINS, tl.int32)
@@ -168,7 +174,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         i, f, g, o = load_gates(gates, active, H)
         anew = begins_anew(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         if RING:
-            next_g = _share_of_g(sums, step + 1, length, row, unit, owned, backwards, T, B, direction, H)
+            next_g = share_of_g(sums, step + 1, length, row, unit, owned, backwards, T, B, direction, H, GRU)
         if WAIT:
             spins = wait(counter, (number + 1 if RING else number) * PARTS, spins)
         last = tl.maximum(step - 1, 0)
@@ -179,7 +185,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
         shares = product(before_h, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, MASKED,
                          ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if RING:
-            shares /= row_factor(slots, last, row, there, T, B, direction, UNIT_EXPONENT)
+            shares /= row_factor(slots, last, row, there, T, B, direction, LEAST)
         if RING or not HAS_FIRST:
             shares = tl.where(step > 0, shares, 0.0)
         if HAS_RESETS:
@@ -187,13 +193,13 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
             c = tl.where(anew, 0.0, c)
         i, f, g, o = _add_shares(i, f, g, o, shares, of_i, of_f, of_g, of_o, ROWS, UNITS, RING)
         before = c
-        c, h, output = _cell(i, f, g, o, c, h, active, _poison(spins), EXACT)
+        c, h, output = _cell(i, f, g, o, c, h, active, _poison(spins), outputs.dtype.element_ty, GRU)
         written = outputs + (place - direction * T * B) * (D * H) + direction * H + unit[None, :]
         if RING:
             slot = exchange_rows(step, length, row, backwards, B, direction, RING)[:, None]
-            factor = row_factor(slots, step, row, there, T, B, direction, UNIT_EXPONENT)
+            factor = row_factor(slots, step, row, there, T, B, direction, LEAST)
             tl.store(exchange + slot * H + unit[None, :], narrowed(output, factor), mask=owned)
-            largest = tl.maximum(tl.maximum(tl.abs(output), tl.abs(c)), tl.abs(next_g))
+            largest = tl.maximum(tl.maximum(tl.abs(output), tl.abs(c)), next_g)
             raise_bound(slots, step + 1, row, there, T, B, direction, largest)
         else:
             tl.store(written, output.to(outputs.dtype.element_ty), mask=owned)
@@ -236,21 +242,36 @@ def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 
 @triton.jit
-def _load_cell(sums, cells, place, unit, active, H: tl.constexpr, EXACT: tl.constexpr):
-    """Loads the gates of a step, after their nonlinearities, and c before it."""
+def _load_cell(sums, cells, place, unit, active, H: tl.constexpr, EXACT: tl.constexpr, GRU: tl.constexpr):
+    """Loads a step's gates, activated, c before it and tanh c after it; of a GRU r, z, n, h's share of n, and h."""
     i, f, g, o = load_gates(sums + place * (4 * H) + unit[None, :], active, H)
-    before = tl.load(cells + place * H + unit[None, :], mask=active, other=0.0)
-    return tl.sigmoid(i), tl.sigmoid(f), _tanh(g, EXACT), tl.sigmoid(o), before
+    before = tl.load(cells + place * H + unit[None, :], mask=active, other=0.0).to(tl.float32)
+    i, f = tl.sigmoid(i), tl.sigmoid(f)
+    if GRU:
+        g = _tanh(g + i * o, EXACT)
+        return i, f, g, o, before, g
+    else:
+        g = _tanh(g, EXACT)
+        return i, f, g, tl.sigmoid(o), before, _tanh(f * before + i * g, EXACT)
 
 
 @triton.jit
-def _cell_back(i, f, g, o, before, squashed, dh, dc, active, anew, HAS_RESETS: tl.constexpr):
+def _cell_back(
+    i, f, g, o, before, squashed, dh, dc, active, anew, HAS_RESETS: tl.constexpr, GRU: tl.constexpr
+):
     """Returns the gradients of the sums, and of c before the step, none where the state begins anew."""
-    total = dc + dh * o * (1 - squashed * squashed)
-    d_i = tl.where(active, total * g * i * (1 - i), 0.0)
-    d_f = tl.where(active, total * before * f * (1 - f), 0.0)
-    d_g = tl.where(active, total * i * (1 - g * g), 0.0)
-    d_o = tl.where(active, dh * squashed * o * (1 - o), 0.0)
+    if GRU:
+        total = dc + dh
+        d_g = tl.where(active, total * (1 - f) * (1 - g * g), 0.0)
+        d_i = d_g * o * i * (1 - i)
+        d_f = tl.where(active, total * (before - g) * f * (1 - f), 0.0)
+        d_o = d_g * i
+    else:
+        total = dc + dh * o * (1 - squashed * squashed)
+        d_i = tl.where(active, total * g * i * (1 - i), 0.0)
+        d_f = tl.where(active, total * before * f * (1 - f), 0.0)
+        d_g = tl.where(active, total * i * (1 - g * g), 0.0)
+        d_o = tl.where(active, dh * squashed * o * (1 - o), 0.0)
     dc = tl.where(active, total * f, dc)
     if HAS_RESETS:
         dc = tl.where(anew, 0.0, dc)
@@ -328,7 +349,8 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
                   CHUNKS: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr,
                   PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr,
                   ENDS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
-                  HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
+                  HAS_LENGTHS: tl.constexpr, HAS_RESETS: tl.constexpr, RING: tl.constexpr,
+                  GRU: tl.constexpr):  # fmt: skip
     """Runs steps end - 1 down to begin of the walk.
 
     Args:
@@ -385,9 +407,8 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
         step = end - 1 - number
         active = (step < length)[:, None] & owned
         place = places_at(step, length, row, backwards, T, B, direction)
-        i, f, g, o, before = _load_cell(sums, cells, place, unit, active, H, EXACT)
+        i, f, g, o, old, tanh_c = _load_cell(sums, cells, place, unit, active, H, EXACT, GRU)
         dh = _doutput(doutputs, step, length, row, active, backwards, doutputs_step, doutputs_row)
-        squashed = _tanh(f * before + i * g, EXACT)
         new = begins_anew(resets, step, length, row, backwards, B, HAS_RESETS)[:, None]
         follows = begins_anew(resets, step + 1, length, row, backwards, B, HAS_RESETS)[:, None]
         if RING:
@@ -408,7 +429,7 @@ def lstm_backward(sums, recurrent, exchange, partials, cells, doutputs, dsums, l
             if RING:
                 from_next /= row_factor(slots, step + 1, row, there, T, B, direction, LEAST_EXPONENT)
             dh += tl.where((step + 1 == length)[:, None], dh_last, from_next) + _poison(spins)
-            d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, before, squashed, dh, dc, active, new, HAS_RESETS)
+            d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, old, tanh_c, dh, dc, active, new, HAS_RESETS, GRU)
             if RING:
                 slot = exchange_rows(step, length, row, backwards, B, direction, RING)[:, None] * (4 * H)
                 factor = row_factor(slots, step, row, there, T, B, direction, LEAST_EXPONENT)

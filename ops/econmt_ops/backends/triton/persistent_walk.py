@@ -15,9 +15,9 @@ from econmt_ops.backends.triton.persistent_product import power_of_two
 _EXPONENT = tl.constexpr(-6.0)
 """Exponent to which a row's largest number so far is brought in float16: the row may grow by 2^22 in a step."""
 UNIT_EXPONENT = tl.constexpr(14.0)
-"""Least exponent of the powers of two by which h is multiplied, which never exceeds 1."""
+"""Least exponent of the powers of two by which h of an LSTM is multiplied, which never exceeds 1."""
 LEAST_EXPONENT = tl.constexpr(-126.0)
-"""Least exponent of the powers of two by which gradients are multiplied."""
+"""Least exponent of the powers of two by which gradients, and h of a GRU, are multiplied."""
 
 
 @triton.jit
@@ -111,6 +111,18 @@ def store_gates(where, i, f, g, o, mask, H: tl.constexpr):
     tl.store(where + H, f.to(kind), mask=mask)
     tl.store(where + 2 * H, g.to(kind), mask=mask)
     tl.store(where + 3 * H, o.to(kind), mask=mask)
+
+
+@triton.jit
+def share_of_g(sums, step, length, row, unit, owned, backwards, T, B, direction, H: tl.constexpr,
+               GRU: tl.constexpr):  # fmt: skip
+    """Returns the size of the inputs' share of g, or of both shares of n, at a step; zero beyond the length."""
+    place = places_at(step, length, row, backwards, T, B, direction) * (4 * H)
+    mask = (step < length)[:, None] & owned
+    share = tl.abs(tl.load(sums + place + 2 * H + unit[None, :], mask=mask, other=0.0))
+    if GRU:
+        share += tl.abs(tl.load(sums + place + 3 * H + unit[None, :], mask=mask, other=0.0))
+    return share
 
 
 @triton.jit

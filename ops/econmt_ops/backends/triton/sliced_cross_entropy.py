@@ -118,20 +118,7 @@ def put_slice_gradient(
         scale: factor of the gradient: a scalar, or (C,).
     """
     slice_gradient[(len(losses),)](
-        logits,
-        logits.stride(0),
-        targets,
-        numbers,
-        len(numbers),
-        len(losses),
-        scale,
-        losses,
-        labels.first,
-        own,
-        labels.vocabulary,
-        labels.smoothing,
-        labels.ignore_index,
-        RANKS=triton.next_power_of_2(len(numbers)),
-        BY_ROW=scale.dim() == 1,
-        **row_constants(logits, own),
-    )
+        logits, logits.stride(0), targets, numbers, len(numbers), len(losses), scale, losses, labels.first, own,
+        labels.vocabulary, labels.smoothing, labels.ignore_index, RANKS=triton.next_power_of_2(len(numbers)),
+        BY_ROW=scale.dim() == 1, **row_constants(logits, own),
+    )  # fmt: skip
