@@ -28,7 +28,7 @@ MOST_LINES = {
     "econmt_distill": 1928,
     "memory": 5579,
     "runtime": 2163,
-    "ops": 23048,
+    "ops": 23047,
     "scripts": 14726,
     "tests": 54987,
 }

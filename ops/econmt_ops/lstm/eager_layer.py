@@ -102,9 +102,8 @@ class _LayerFunction(torch.autograd.Function):
         with torch.no_grad():
             gradients = _backward(ctx, *incoming)
         # A second derivative is an error, and not a wrong result.
-        error: Any = torch._C._functions.DelayedError(
-            b"an LSTM layer has no second derivative", len(gradients)
-        )
+        told = b"the layer has no second derivative; name implementation='reference', which has"
+        error: Any = torch._C._functions.DelayedError(told, len(gradients))
         leaves = [None if part is None else part.detach().requires_grad_() for part in gradients]
         guarded: tuple[Any, ...] = error(*leaves)
         return guarded
